@@ -24,7 +24,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.picture_grids import Lines
-from ppojob_trainer.data.media.picture_splits import Splits
+from ppojob_trainer.data.media.picture_squares import Splits
 from ppojob_trainer.data.media.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass

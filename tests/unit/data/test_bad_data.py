@@ -290,7 +290,6 @@ PROMPTS: dict[str, object] = {
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ],
-    "unequal lists": {"role": ["user", "assistant"], "content": ["a"]},
 }
 
 

@@ -12,9 +12,9 @@ from trees import tree
 
 from ppojob_cli.data import data
 from ppojob_trainer.agents.formats import calls
-from ppojob_trainer.agents.formats.hermes import hermes
 from ppojob_trainer.agents.formats.search_r1 import information
 from ppojob_trainer.agents.formats.search_r1 import search_r1 as search_format
+from ppojob_trainer.agents.formats.tagged import hermes
 from ppojob_trainer.data import generate
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.facts import facts

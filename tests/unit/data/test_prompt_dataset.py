@@ -148,13 +148,6 @@ def test_files_as_people_have_them(files, form) -> None:
         assert dataset.digest != digest
 
 
-def test_a_struct_of_lists_is_a_list_of_messages(files: PromptFiles) -> None:
-    prompt = {"role": ["user", "assistant", "user"], "content": ["a", "b", "c"]}
-    turns = [{"role": r, "content": c} for r, c in zip(*prompt.values(), strict=True)]
-    with files.open(files.table("a.parquet", good_row(prompt=prompt))) as dataset:
-        assert dataset[0].token_ids == tuple(encode_chat(files.chat, turns))
-
-
 LONG = "1 + 2 + 3 + 4 + 5 + 6 + 7"
 
 

@@ -16,7 +16,7 @@ from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.answers import read_reply
 from ppojob_trainer.tools.built_in.answer_tools import RIGHT, WRONG
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.wire import Conversation, UserTurn
+from ppojob_trainer.tools.wire import Conversation, ModelRequest, UserTurn
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_users.txt")
 VERL = str(Path(golden_lines.__file__).with_name("verl_interaction.py"))
@@ -150,9 +150,9 @@ def heard_by_loop(*turns: str, then: tuple[bytes | str, ...] = (), called: bool 
     for turn, answer in zip(turns, (*then, ""), strict=True):
         heard.messages.append({"role": "assistant", "content": turn})
         if isinstance(answer, bytes):
-            heard.add_messages(msgspec.json.decode(answer), begins_context=True)
+            heard.add_request(ModelRequest(msgspec.json.decode(answer), True))
         elif answer:
-            heard.add_messages([{"role": "user", "content": answer}])
+            heard.add_request(ModelRequest([{"role": "user", "content": answer}]))
     return msgspec.json.encode(heard).decode()
 
 

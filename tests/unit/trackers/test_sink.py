@@ -74,7 +74,7 @@ def test_one_that_gives_no_answer_is_started_again(stub, tmp_path: Path, caplog)
     eventually(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) == 2)
     (folder / "way").write_text("works")
     all_sinks.close()
-    assert lines(caplog)[0].startswith("wandb: no answer within 4 s; the job continues without it")
+    assert lines(caplog)[0].startswith("wandb: gave no answer in 4 s; the job continues without it")
     assert logged(folder)[:2] == [1, 2]
 
 

@@ -17,12 +17,7 @@ from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.errors import PPOJobError
-from ppojob_trainer.rollout.protocol import (
-    Request,
-    RolloutEngine,
-    generation_phase,
-    lost_requests,
-)
+from ppojob_trainer.rollout.protocol import Request, RolloutEngine, generation_phase, lost_requests
 
 
 class ToolFailed(PPOJobError):  # noqa: N818  the name in messages
@@ -31,34 +26,24 @@ class ToolFailed(PPOJobError):  # noqa: N818  the name in messages
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A row between two turns of the model.
+    """A row between two turns of the model."""
 
-    Attributes:
-        due: the engine step after which it continues.
-        wanted: the calls or reply that its last turn waits for.
-        started: calls in flight, from `RemoteTools.start`; None without calls.
-    """
-
-    due: float
-    wanted: Turn
-    started: Any
+    due: float  # the engine step after which it continues
+    wanted: Turn  # the calls or reply that its last turn waits for
+    started: Any  # calls in flight, from `RemoteTools.start`; None without calls
 
 
 @dataclass
 class Driver:
-    """Runs one generation phase.
-
-    Attributes:
-        delay: d, engine steps of other rows before a row continues; infinity: until no row runs.
-        fails: whether a failed call fails the job.
-        is_enough: called after each engine step with the number of steps and of finished rows; once
-            true the phase ends, with the other rows unfinished.
-    """
+    """Runs one generation phase."""
 
     engine: RolloutEngine
     tools: RemoteTools | None
+    # d, engine steps of other rows before a row continues; infinity: until no row runs.
     delay: float = 0
     fails: bool = False
+    # Called after each engine step with the number of steps and of finished rows; once true the
+    # phase ends, with the other rows unfinished.
     is_enough: Callable[[int, int], bool] = lambda *_: False
     _episodes: Sequence[Episode] = ()
     _steps: int = 0

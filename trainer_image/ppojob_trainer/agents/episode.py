@@ -39,34 +39,23 @@ _model_request: Final = msgspec.json.Decoder(ModelRequest).decode
 
 @dataclass
 class Episode:
-    """One row.
+    """One row."""
 
-    Attributes:
-        name: unique among the rows of a generation phase; begins the ids of its requests.
-        prompt: token ids.
-        sampling: sampling parameters; `max_tokens` is set turn by turn.
-        seed_of: the seed of a request, by its number from 0 among those that generated tokens.
-        agent: limits of turns and calls, and the handling of failures and rewards.
-        response_tokens: limit of generated and given tokens together.
-        form: parses its turns, and formats the tokens between them; None: it is a single turn.
-        user: answers the turns that call no tool; None: such a turn ends the row.
-        place: name for people: step, prompt and sample.
-        pictures: those of the prompt, packed by `data.pictures.packed`.
-        tools: names of allowed tools; empty for all.
-        state: its progress; a row that an earlier phase began continues from that state.
-    """
-
-    name: str
+    name: str  # unique among the rows of a generation phase; begins the ids of its requests
     prompt: tuple[int, ...]
-    sampling: SamplingParams
+    sampling: SamplingParams  # `max_tokens` is set turn by turn
+    # The seed of a request, by its number from 0 among those that generated tokens.
     seed_of: Callable[[int], int]
-    agent: AgentSpec
-    response_tokens: int
+    agent: AgentSpec  # limits of turns and calls, and the handling of failures and rewards
+    response_tokens: int  # limit of generated and given tokens together
+    # Parses its turns, and formats the tokens between them; None: it is a single turn.
     form: ChatForm | None
+    # Answers the turns that call no tool; None: such a turn ends the row.
     user: Interaction | None = None
-    place: str = ""
-    pictures: bytes = b""
+    place: str = ""  # name for people: step, prompt and sample
+    pictures: bytes = b""  # those of the prompt, packed by `data.pictures.packed`
     tools: Sequence[str] = ()
+    # Its progress; a row that an earlier phase began continues from that state.
     state: RowState = field(default_factory=RowState)
 
     def __post_init__(self) -> None:
@@ -248,10 +237,10 @@ class Episode:
             return answer
         conversation = self._conversation
         if messages:
-            conversation.add_messages(messages, begins_context=True)
+            conversation.add_request(ModelRequest(messages, True))
             self._begin_context(context)
         else:
-            conversation.add_messages([{"role": "user", "content": answer.text}])
+            conversation.add_request(ModelRequest([{"role": "user", "content": answer.text}]))
             self._append_given(self._form.encode_user_message(self.state.written, answer.text))
         return answer
 

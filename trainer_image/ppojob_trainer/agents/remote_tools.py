@@ -28,25 +28,19 @@ class RemoteTools:
 
     All calls of a row go to one rank of a role, by the number of the row. Of `tools` and
     `retrievers`, the ranks of these roles, there is at least one.
-
-    Attributes:
-        step: of the phase, which may also generate rows of later steps.
-        rows: (rows,) batch and number in it of each row of the phase.
-        prompts: (rows,) prompt of each row, with its tools and their constructor arguments.
-        environments: as `AgentSpec.environments`.
-        attempt: of the engines: calls of regenerated rows are other calls.
-        world: this rank's. Of ranks that share an engine the first makes the calls and broadcasts
-            the answers, since a tool may answer differently the second time.
     """
 
     caller: Caller
     tools: Sequence[Peer]
     retrievers: Sequence[Peer]
-    step: int
-    rows: Sequence[tuple[BatchName, int]]
+    step: int  # of the phase, which may also generate rows of later steps
+    rows: Sequence[tuple[BatchName, int]]  # (rows,) batch and number in it of each row of the phase
+    # (rows,) prompt of each row, with its tools and their constructor arguments.
     prompts: Sequence[PromptTokens]
-    environments: Mapping[str, str] = field(default_factory=dict)
-    attempt: int = 0
+    environments: Mapping[str, str] = field(default_factory=dict)  # `AgentSpec.environments`
+    attempt: int = 0  # of the engines: calls of regenerated rows are other calls
+    # This rank's. Of ranks that share an engine the first makes the calls and broadcasts the
+    # answers, since a tool may answer differently the second time.
     world: World = field(default_factory=World.alone)
 
     def start(

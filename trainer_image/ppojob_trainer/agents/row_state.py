@@ -13,34 +13,22 @@ from ppojob_trainer.tools.wire import Conversation
 
 @dataclass
 class RowState:
-    """The progress of a row: everything that a checkpoint has of one in flight.
-
-    Attributes:
-        finish_reason: of the last request; "abort": it continues.
-        is_waiting: whether the last turn waits for an answer.
-        experts: of its context up to the last request, see `Finished`.
-        turn_began: number of the first segment of the current turn.
-        experts_before: those of the earlier contexts, 0 for the last token of each.
-        answered: number of answers to the finished `turns` of the model.
-        answers: of tools, without their texts, which are in `segments`.
-        of_user: of its user simulator, likewise.
-        conversation: messages for the user simulator; None before the first turn.
-        shown: pictures after the prompt.
-        acted: calls that its environment has answered, in order.
-    """
+    """The progress of a row: everything that a checkpoint has of one in flight."""
 
     segments: list[Segment] = field(default_factory=list)
-    finish_reason: FinishReason = "abort"
+    finish_reason: FinishReason = "abort"  # of the last request; "abort": it continues
     is_waiting: bool = False
-    experts: bytes = b""
-    turn_began: int = 0
-    experts_before: bytes = b""
+    experts: bytes = b""  # of its context up to the last request, see `Finished`
+    turn_began: int = 0  # number of the first segment of the current turn
+    experts_before: bytes = b""  # those of the earlier contexts, 0 for the last token of each
     turns: int = 0
-    answered: int = 0
+    answered: int = 0  # number of answers to the finished `turns` of the model
+    # Of tools, without their texts, which are in `segments`.
     answers: list[ToolAnswer] = field(default_factory=list)
-    of_user: list[ToolAnswer] = field(default_factory=list)
+    of_user: list[ToolAnswer] = field(default_factory=list)  # of its user simulator, likewise
     conversation: Conversation | None = None
     shown: list[LaterPicture] = field(default_factory=list)
+    # Calls that its environment has answered, in order.
     acted: list[ToolCall] = field(default_factory=list)
 
     @property

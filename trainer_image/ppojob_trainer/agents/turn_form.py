@@ -22,15 +22,10 @@ from ppojob_trainer.tools.wire import Message, ModelRequest
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What follows a turn of the model; without either, the row is over.
-
-    Attributes:
-        calls: to be made, in order.
-        reply: message to the model if it lacks a required call.
-    """
+    """What follows a turn of the model; without either, the row is over."""
 
     calls: tuple[ToolCall, ...] = ()
-    reply: str = ""
+    reply: str = ""  # message to the model if it lacks a required call
 
 
 @dataclass(frozen=True)

@@ -16,25 +16,17 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Answer to a request to import users' files.
+    """Answer to a request to import users' files."""
 
-    Attributes:
-        problems: one line each, for the user; empty for success.
-    """
-
-    problems: list[str]
+    problems: list[str]  # one line each, for the user; empty for success
 
 
 class FrameError(Exception):
-    """The stream ended within a frame, or a frame is too long."""
+    """A frame is too long, is followed by bytes, or ends with the stream."""
 
 
 def pack_frame(body: bytes) -> bytes:
-    """Prepend the length to a body.
-
-    Raises:
-        FrameError: the body is too long.
-    """
+    """Prepend the length to a body."""
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(body)) + body
@@ -54,11 +46,7 @@ class FrameBuffer:
         self._pieces = bytearray()
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Add a piece; return the body once the frame is complete.
-
-        Raises:
-            FrameError: the frame is too long, or bytes follow it.
-        """
+        """Add a piece; return the body once the frame is complete, and nothing follows it."""
         self._pieces += piece
         if len(self._pieces) < HEADER.size:
             return None
@@ -72,11 +60,7 @@ class FrameBuffer:
 
 
 def read_frame(fd: int) -> bytes | None:
-    """Read one frame; None at the end of the stream. Nothing may follow before the answer.
-
-    Raises:
-        FrameError: as `FrameBuffer.feed`, or the stream ends within the frame.
-    """
+    """Read one frame; None at the end of the stream. Nothing may follow before the answer."""
     buffer, has_begun = FrameBuffer(), False
     while piece := os.read(fd, 1 << 20):
         has_begun = True

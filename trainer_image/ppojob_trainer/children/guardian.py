@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from ppojob_trainer.children.frames import read_frame, write_frame
 
@@ -18,32 +19,30 @@ SIGNALLED_STATUS = 128
 """Exit status of the guardian, minus the number of the signal that killed the worker."""
 
 
-def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
-    """Fork the worker, watch it, and return the exit status of the process.
+def main(start: Callable[[], Callable[[bytes], bytes]]) -> NoReturn:
+    """Fork the worker, watch it, and exit with its status.
 
-    Args:
-        serve: the worker's main function; takes the descriptors of requests and answers.
-        arguments: descriptors of requests, answers and end pipe, and the memory limit in bytes
-            (0: none), from ``ppojob_trainer.children.process``.
+    `start` is called in the worker, and returns its function from a request to an answer. The
+    arguments of the process are those of ``ppojob_trainer.children.process``: the descriptors of
+    requests, answers and end pipe, and the memory limit in bytes (0: none).
     """
-    requests, answers, end_pipe, memory_bytes = (int(argument) for argument in arguments)
+    requests, answers, end_pipe, memory_bytes = map(int, sys.argv[1:])
     worker = _forked(end_pipe)
     if worker == 0:
         _confine(memory_bytes)
         for descriptor in (requests, answers):
             os.set_inheritable(descriptor, False)
-        serve(requests, answers)
-        return 0
+        _answer_requests(requests, answers, start())
+        sys.exit()
     os.close(requests)
     os.close(answers)
-    return _watch(worker, end_pipe)
+    sys.exit(_watch(worker, end_pipe))
 
 
 def run_program(arguments: list[str]) -> int:
     """Run a trusted program in the same way, without limits; return its exit status.
 
-    Args:
-        arguments: descriptor of the end pipe, and the program with its arguments.
+    `arguments` are the descriptor of the end pipe, and the program with its arguments.
     """
     end_pipe = int(arguments[0])
     program = _forked(end_pipe)
@@ -140,7 +139,7 @@ def _watch(worker: int, end_pipe: int) -> int:
     return code if code >= 0 else SIGNALLED_STATUS - code
 
 
-def answer_requests(requests: int, answers: int, answer: Callable[[bytes], bytes]) -> None:
+def _answer_requests(requests: int, answers: int, answer: Callable[[bytes], bytes]) -> None:
     """Answer requests until the parent closes its end."""
     own = os.getpid()
     while (body := read_frame(requests)) is not None:

@@ -95,16 +95,10 @@ class ChildPool(Closeable):
         """Wait for an idle child, start it if needed, and call it.
 
         The time limit does not include the start. A child with an invalid answer is killed. With a
-        `home` it waits for that child, while it lives, and stores the one that it called.
-
-        Raises:
-            ChildTimeout: no answer in time. The child has been killed.
-            ChildDied: it ended, broke the protocol, or answered another call.
-            ChildKilled: it was ended by a SIGKILL.
-            PoolClosed: the pool is closed.
-            FrameError: the request is too long.
-            msgspec.MsgspecError: the answer has another type.
-            NotStarted: children are repeatedly killed while they load.
+        `home` it waits for that child, while it lives, and stores the one that it called. Raises
+        as `BoundedProcess.call`; ChildDied if it answered another call, PoolClosed if the pool is
+        closed, FrameError if the request is too long, MsgspecError if the answer has another type,
+        and NotStarted if children are repeatedly killed while they load.
         """
         body = msgspec.msgpack.encode(request)
         child = self._take(home or Home())
@@ -194,22 +188,18 @@ def import_files(
     """Have a new child import users' files.
 
     For messages: `files` are their names (empty ones are dropped), `where` is their field of the
-    spec, and `what` names what they define, in the plural.
-
-    Raises:
-        ChildKilled: it was ended by a SIGKILL.
-        ConfigError: files are invalid, the child ended, or it gave no answer in time.
+    spec, and `what` names what they define, in the plural. Raises ChildKilled if it was ended by a
+    SIGKILL, and ConfigError if files are invalid, the child ended, or it gave no answer in time.
     """
     try:
         answered = child.call(msgspec.msgpack.encode(request), START_SECONDS)
     except ChildKilled:
         raise
     except (ChildTimeout, ChildDied) as error:
-        reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
         # It is unknown which file the child was importing.
         names = ", ".join(dict.fromkeys(filter(None, files))) or "no files"
         raise ConfigError(
-            f"{where}: got {names}: the import {reason}: {what} cannot be loaded; "
+            f"{where}: got {names}: the import {error}: {what} cannot be loaded; "
             "files that can be imported"
         ) from None
     loaded = msgspec.msgpack.decode(answered, type=form)

@@ -26,7 +26,7 @@ _LINE_CHARACTERS = 1024
 
 
 class ChildTimeout(Exception):  # noqa: N818  it says what happened
-    """The child gave no answer in time, and was killed with its descendants."""
+    """The child gave no answer in time, and was killed; the text is as of ``ChildDied``."""
 
 
 class ChildDied(Exception):  # noqa: N818
@@ -48,7 +48,7 @@ class BoundedProcess:
     descendants (``ppojob_trainer.children.guardian``).
 
     Args:
-        module: a module whose ``main`` calls ``guardian.run``.
+        module: a module that calls ``guardian.main``.
         memory_bytes: limit of the child's data segment; None for no limit.
         variables: names of further environment variables that it inherits.
     """
@@ -121,9 +121,8 @@ class BoundedProcess:
         """
         if not self.is_alive:
             raise ChildDied("has been ended before")
-        deadline = time.monotonic() + seconds
         try:
-            answer = self._exchange(memoryview(pack_frame(body)), deadline)
+            answer = self._exchange(memoryview(pack_frame(body)), seconds)
         except BaseException:
             self.kill()
             raise
@@ -147,9 +146,9 @@ class BoundedProcess:
                 with contextlib.suppress(BrokenPipeError):
                     os.write(self._end_pipe, b"!")
 
-    def _exchange(self, unsent: memoryview, deadline: float) -> bytes:
+    def _exchange(self, unsent: memoryview, seconds: float) -> bytes:
         """Send the request and log output until the answer is complete."""
-        buffer = FrameBuffer()
+        buffer, deadline = FrameBuffer(), time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
         poll.register(self._output_fd, select.POLLIN)
@@ -157,7 +156,7 @@ class BoundedProcess:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ChildTimeout
+                raise ChildTimeout(f"gave no answer in {seconds:g} s")
             for descriptor, _ in poll.poll(left * 1000):
                 if descriptor == self._requests:
                     unsent = self._send(unsent)

@@ -14,9 +14,7 @@ from ppojob_trainer.closeable import Closeable
 class Program(Closeable):
     """A program under a guardian, with the output streams of this process.
 
-    Args:
-        command: the program and its arguments.
-        environment: its complete environment.
+    `environment` is complete.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:

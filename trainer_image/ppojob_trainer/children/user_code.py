@@ -1,17 +1,23 @@
-"""User code loader: imports users' Python code in a child, and reports problems."""
+"""User code loader: imports users' Python code in a child; loaders raise `Wrong`."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ppojob_api.problem import printable
 from ppojob_trainer.errors import Wrong
+
+if TYPE_CHECKING:
+    import asyncio
+
+R = TypeVar("R")
 
 _SHOWN_FRAMES = 5
 _LINE_CHARACTERS = 600
@@ -19,11 +25,7 @@ _EVENT_LOOP = Path(traceback.__file__).parent / "asyncio"
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
-    """Import a Python file as a module of this name; `pod` is for messages.
-
-    Raises:
-        Wrong: it cannot be imported.
-    """
+    """Import a Python file as a module of this name; `pod` is for messages."""
     file = Path(path)
     if not file.is_file():
         raise Wrong(path, "no such file", "a Python file")
@@ -40,11 +42,7 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
 
 
 def load_function(path: str, name: str, module_name: str, allowed: str) -> Callable[..., Any]:
-    """Import a file in the controller pod and return its function of this name.
-
-    Raises:
-        Wrong: the file cannot be imported, or has no such function.
-    """
+    """Import a file in the controller pod and return its function of this name."""
     ImportFolder().enter(str(Path(path).resolve().parent))
     found = vars(load_module(path, module_name, pod="controller"))
     if name not in found:
@@ -62,11 +60,7 @@ def load_function(path: str, name: str, module_name: str, allowed: str) -> Calla
 
 
 def load_packaged(package: str, *, pod: str) -> ModuleType:
-    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``.
-
-    Raises:
-        Wrong: there is no such module, or it cannot be imported.
-    """
+    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``."""
     try:
         return importlib.import_module(package)
     except BaseException as error:  # as in a file
@@ -78,6 +72,18 @@ def load_packaged(package: str, *, pod: str) -> ModuleType:
             "no such module is installed",
             f"a module of a package in the {pod} pod's image, such as our_package.rewards",
         ) from None
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine in the event loop of all calls, so that they can keep connections open."""
+    return _runner().run(coroutine)
+
+
+@functools.cache
+def _runner() -> "asyncio.Runner":
+    import asyncio  # late: it would double the start time, and few functions are coroutines
+
+    return asyncio.Runner()
 
 
 def raised(error: BaseException, caller: str) -> tuple[str, str]:
@@ -97,7 +103,7 @@ def raised(error: BaseException, caller: str) -> tuple[str, str]:
 def _user_frames(error: BaseException, caller: str) -> list[str]:
     """Return the last five frames of an exception as ``file:line name``, without the caller's."""
     frames = traceback.extract_tb(error.__traceback__)
-    others = [frame for frame in frames if frame.filename != caller]
+    others = [frame for frame in frames if frame.filename not in (caller, __file__)]
     own = [frame for frame in others if Path(frame.filename).parent != _EVENT_LOOP]
     return [_shown(frame) for frame in own[-_SHOWN_FRAMES:]]
 

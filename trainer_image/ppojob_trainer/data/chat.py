@@ -37,16 +37,15 @@ class ChatTokenizer(Closeable):
     Ids equal those of transformers' ``apply_chat_template(..., add_generation_prompt=open_turn)``:
     rendered text is tokenised unchanged, so the text of a special token becomes that token.
     Templates run in a child process with limits on time and memory (``template_renderer``), which
-    starts at the first chat and ends with ``close``.
+    starts at the first chat and ends with ``close``. Raises ConfigError if files are missing or
+    damaged.
 
     Args:
-        model_folder: model in Hugging Face form.
         tokenizer_path: folder of the tokenizer; None for the model's.
         chat_template: a chat template, or a file with one; None for the tokenizer's own.
         setting: field of the resource that can name another template, for error messages.
         began: time of a template's ``strftime_now`` in UTC, in Unix seconds: the start of the run.
             Otherwise a run that is resumed on another day would have other prompts. None for now.
-        tools: tool schemas for the model's prompts.
         why_no_pictures: data source -> why its rows cannot have pictures; empty if they can.
 
     Attributes:
@@ -54,9 +53,6 @@ class ChatTokenizer(Closeable):
         pad_token_id: padding token in the model's config.json; None without one.
         pictures: media format of the model; None for text only.
         why_no_media: why a model with a tower gets no pictures or sounds; else empty.
-
-    Raises:
-        ConfigError: files are missing or damaged.
     """
 
     def __init__(
@@ -156,17 +152,12 @@ class ChatTokenizer(Closeable):
         tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[list[int] | BadChatTemplate]:
-        """Tokenise several conversations.
+        """Tokenise several conversations, messages with "role" and "content".
 
-        Args:
-            conversations: messages with "role" and "content".
-            variables: further variables of the template, such as ``enable_thinking``.
-            tools: schemas of the tools that the model may call.
-            open_turn: whether to end with the header of the next assistant turn.
-
-        Returns:
-            The ids of each conversation, or the error if the template refuses it. A template that
-            is missing, invalid or too slow raises BadChatTemplate.
+        `variables` are further ones of the template, such as ``enable_thinking``, and `tools` the
+        schemas of tools. With `open_turn` the header of the next assistant turn is the end. Returns
+        the ids of each conversation, or the error if the template refuses it. Raises
+        BadChatTemplate if the template is missing, invalid or too slow.
         """
         return self._encoded(
             self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)

@@ -68,26 +68,15 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
 
 
 def read_columns(
-    spec: DataSpec,
-    *,
-    has_agents: bool = False,
-    given: GivenType | None = None,
-    media: Collection[str] = (),
+    spec: DataSpec, *, given: GivenType | None = None, media: Collection[str] = ()
 ) -> tuple[str, ...] | None:
-    """Return the columns to read from a job's files, `media` included; None for all."""
-    ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
-    ordering += [spec.scores_key, EXTRA_COLUMN] if spec.scores_key else []
-    if given is not None:
-        names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
-        names += [tools] if (tools := spec.tools_column(given)) else []
-        names += media
-        return tuple(dict.fromkeys([*names, *ordering]))
-    if spec.answer_key:
+    """Return the columns to read from a job's files, as far as they exist; None for all."""
+    if given is None and spec.answer_key:
         return None
-    names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
-    names += ordering
-    names += [AGENT_COLUMN] if has_agents else []
-    names += media
+    names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
+    names += [REWARD_COLUMN, EXTRA_COLUMN, AGENT_COLUMN, spec.data_source_key, *media]
+    curriculum = spec.curriculum.key if spec.curriculum else None
+    names += filter(None, [curriculum, spec.scores_key, spec.tools_column(given)])
     return tuple(dict.fromkeys(names))
 
 
@@ -226,8 +215,6 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(column, shown(cell), "it is empty", "text, or a list of chat messages")
-    if isinstance(cell, dict):
-        cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
         raise _bad_prompt(column, cell)
     messages = [
@@ -246,19 +233,6 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
 
 def _typed(cell: object) -> str:
     return f"{type(cell).__name__} {shown(cell)}"
-
-
-def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
-    """Convert a struct of lists, as some writers store messages, to a list of messages."""
-    roles, contents = cell.get("role"), cell.get("content")
-    if not isinstance(roles, list) or not isinstance(contents, list):
-        raise _bad_prompt(column, cell)
-    if len(roles) != len(contents):
-        got = f"{len(roles)} roles and {len(contents)} contents"
-        raise BadCell(column, got, "every message has one of each", "lists of equal length")
-    return [
-        {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
-    ]
 
 
 def _message(cell: object, column: str, *, calls: bool) -> dict[str, Json]:

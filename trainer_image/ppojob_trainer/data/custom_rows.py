@@ -28,14 +28,10 @@ class MakeRows(msgspec.Struct, frozen=True):
 
 
 class RowsMade(msgspec.Struct, frozen=True):
-    """The next rows as JSON, none at the end; after them a problem, if any.
-
-    Attributes:
-        got: invalid value instead of the next row; empty without a problem.
-    """
+    """The next rows as JSON, none at the end; after them a problem, if any."""
 
     items: list[bytes]
-    got: str = ""
+    got: str = ""  # invalid value instead of the next row; empty without a problem
     why: str = ""
     allowed: str = ""
 
@@ -88,9 +84,6 @@ class CustomRows(RowFile):
     def _call(self, request: MakeRows | None) -> RowsMade:
         try:
             body = self._child.call(msgspec.msgpack.encode(request), _ROW_SECONDS)
-        except ChildTimeout:
-            why = f"no row in {_ROW_SECONDS:g} s"
-            return RowsMade([], "no row", why, "a faster function")
-        except ChildDied as died:
-            return RowsMade([], "no row", f"its process {died}", "a function that returns")
+        except (ChildTimeout, ChildDied) as end:
+            return RowsMade([], "no row", f"its process {end}", "a function that returns")
         return msgspec.msgpack.decode(body, type=RowsMade)

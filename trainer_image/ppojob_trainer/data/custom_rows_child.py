@@ -1,9 +1,8 @@
 """Child process that runs the user's row function, isolated from the job's secrets."""
 
 import json
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -58,8 +57,7 @@ def _plain(value: Any) -> object:
     raise TypeError(f"a value of the type {type(value).__name__}")
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
+def _start() -> Callable[[bytes], bytes]:
     rows: Iterator[object] = iter(())
 
     def answer(body: bytes) -> bytes:
@@ -77,7 +75,7 @@ def serve(requests: int, answers: int) -> None:
             return _encode(RowsMade(items, text, where, "a function that returns rows"))
         return _encode(RowsMade(items))
 
-    guardian.answer_requests(requests, answers, answer)
+    return answer
 
 
 def _append_rows(rows: Iterator[object], items: list[bytes]) -> None:
@@ -93,4 +91,4 @@ def _append_rows(rows: Iterator[object], items: list[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(_start)

@@ -40,7 +40,6 @@ class PromptDataset(PromptStore):
     Opening reads, checks and tokenises everything once. Later changes of the files have no effect.
 
     Attributes:
-        warnings: warnings of the checks, one line each.
         digest: SHA-256, in hex, of everything that determines the prompts and their order.
     """
 

@@ -175,12 +175,8 @@ class Demonstrations:
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """Tokenise the answers to a prompt; messages after the last assistant turn are dropped.
 
-        Args:
-            prompt: of the row.
-            ids: its token ids, which are returned unchanged.
-            answers: messages of each answer; its parts by author are returned.
-            inputs: inputs of the template besides the messages.
-            later: pictures after the prompt, at the marks of the answer.
+        Returns the token ids of the prompt, unchanged, and the parts of each answer by author.
+        `later` are the pictures after the prompt, at the marks of the answer.
         """
         return ids, [self._answer(prompt, messages, inputs, later) for messages in answers]
 

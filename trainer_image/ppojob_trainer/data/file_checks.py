@@ -56,19 +56,14 @@ def _files_of(path: str, form: str) -> list[str] | DataProblem:
 
 
 def open_files(
-    file: DataFile,
-    spec: DataSpec,
-    *,
-    has_agents: bool = False,
-    given: GivenType | None = None,
-    media: Collection[str] = (),
+    file: DataFile, spec: DataSpec, *, given: GivenType | None = None, media: Collection[str] = ()
 ) -> Iterator[RowFile | DataProblem]:
     """Yield each open file of an entry of the job, or its problem."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
         return
-    columns = read_columns(spec, has_agents=has_agents, given=given, media=media)
+    columns = read_columns(spec, given=given, media=media)
     required = required_columns(spec, given=given)
     for path in paths:
         yield open_row_file(path, columns, required, file, spec)
@@ -83,12 +78,8 @@ def open_row_file(
 ) -> RowFile | DataProblem:
     """Open a data file, or return its problem.
 
-    Args:
-        path: the file.
-        read: columns to read; None for all.
-        required: columns that it must have.
-        file: entry of the job; None for another file, which is never executed.
-        spec: fields that name the columns, for messages.
+    `read` are the columns to read, None for all, and `required` those that it must have. `file` is
+    the entry of the job; None for another file, which is never executed. `spec` is for messages.
     """
     try:
         with open(path, "rb"):

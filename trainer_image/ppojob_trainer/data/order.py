@@ -69,21 +69,14 @@ def spread(counts: Sequence[int]) -> Rows:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The order of sources by weight; rows are numbered one source after the other.
+    """The order of sources by weight; rows are numbered one source after the other."""
 
-    Attributes:
-        rows: number of rows of each source.
-        batch: prompts per batch.
-        shuffle: False for the order of the files.
-        difficulties: (rows,) numbers by which the rows of a pass are sorted; empty for no sorting.
-        descending: whether the largest number is first.
-    """
-
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # number of rows of each source
     weights: tuple[float, ...]
     batch: int
     seed: int = 0
-    shuffle: bool = True
+    shuffle: bool = True  # False for the order of the files
+    # (rows,) numbers by which the rows of a pass are sorted; empty for no sorting.
     difficulties: Sequence[float] = ()
     descending: bool = False
     _passes: dict[int, tuple[tuple[int, ...], Rows]] = field(

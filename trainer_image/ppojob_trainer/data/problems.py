@@ -10,19 +10,15 @@ LISTED_PROBLEMS = 50
 
 @dataclass(frozen=True, slots=True)
 class DataProblem:
-    """An error or a warning.
+    """An error or a warning."""
 
-    Attributes:
-        where: ``file``, ``file:row`` or ``file:row:column``. Rows of a parquet file count from 0 as
-            in a data frame, lines of a JSON-lines file from 1 as in an editor.
-        count: number of rows of the file with this problem; the first one is named.
-    """
-
+    # ``file``, ``file:row`` or ``file:row:column``. Rows of a parquet file count from 0 as in a
+    # data frame, lines of a JSON-lines file from 1 as in an editor.
     where: str
     got: str
     why: str
     allowed: str
-    count: int = 1
+    count: int = 1  # number of rows of the file with this problem; the first one is named
 
     def __str__(self) -> str:
         """Format the problem as one line."""

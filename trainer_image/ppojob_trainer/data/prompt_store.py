@@ -1,6 +1,5 @@
 """Prompt store: the tokenised rows of a dataset, in a temporary file, by number."""
 
-import base64
 import hashlib
 import json
 import os
@@ -9,7 +8,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
@@ -35,38 +36,27 @@ class AnswerPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt and what its reward needs.
+    """One prompt and what its reward needs."""
 
-    Attributes:
-        index: number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not
-            in a dataset yet, which has no tokens.
-        token_ids: of the prompt, truncated if that is the policy for long prompts.
-        data_source: selects the reward function.
-        ground_truth: input of the reward; for a given answer whether it is good, for a pair its
-            margin; None if the row has none of these.
-        extra_info: other data of the row, for rewards and tools.
-        agent: name of the row's agent; empty in jobs without agents.
-        answers: answers to train on, of a pair the chosen one first; or given responses that join
-            the sampled ones; empty without any.
-        pictures: media files of the prompt, as by `pictures.packed`.
-        teacher_prompt: prompt of the reference as in the file; None if it reads `prompt`. It is
-            not stored.
-        teacher_token_ids: its token ids, truncated likewise.
-        known_scores: scores of earlier responses; empty without any.
-    """
-
+    # Number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not in a
+    # dataset yet, which has no tokens.
     index: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # of the prompt, truncated if that is the policy for long prompts
     prompt: Prompt
     data_source: str
+    # Input of the reward; for a given answer whether it is good, for a pair its margin; None if the
+    # row has none of these.
     ground_truth: Json
     extra_info: Mapping[str, Json]
-    agent: str = ""
+    agent: str = ""  # name of the row's agent; empty in jobs without agents
+    # Answers to train on, of a pair the chosen one first; or given responses that join the sampled
+    # ones; empty without any.
     answers: tuple[tuple[AnswerPart, ...], ...] = ()
-    pictures: bytes = b""
+    pictures: bytes = b""  # media files of the prompt, as by `pictures.packed`
+    # Prompt of the reference as in the file; None if it reads `prompt`. It is not stored.
     teacher_prompt: Prompt | None = None
-    teacher_token_ids: tuple[int, ...] = ()
-    known_scores: tuple[float, ...] = ()
+    teacher_token_ids: tuple[int, ...] = ()  # its token ids, truncated likewise
+    known_scores: tuple[float, ...] = ()  # scores of earlier responses; empty without any
 
     @property
     def prompt_digest(self) -> str:
@@ -81,6 +71,17 @@ class PromptRow:
         if not self.pictures or isinstance(self.prompt, str):
             return self.prompt
         return with_parts(self.prompt, unpacked(self.pictures))
+
+
+_FORMS: Final[dict[str, Any]] = {
+    "token_ids": tuple[int, ...],
+    "answers": tuple[tuple[AnswerPart, ...], ...],
+    "pictures": bytes,
+    "teacher_token_ids": tuple[int, ...],
+    "known_scores": tuple[float, ...],
+}
+"""Types of the columns that JSON stores as others."""
+_decode: Final = msgspec.json.Decoder().decode
 
 
 class PromptStore(Closeable):
@@ -100,14 +101,7 @@ class PromptStore(Closeable):
     def append(self, row: PromptRow) -> None:
         """Store a row, whose index is the number of rows before it."""
         assert row.index == len(self), "rows are numbered in order"
-        columns = [
-            *(row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info),
-            row.agent,
-            [[_as_json(part) for part in answer] for answer in row.answers],
-            base64.b64encode(row.pictures).decode(),
-            *(row.teacher_token_ids, row.known_scores),
-        ]
-        text = json.dumps(columns, separators=(",", ":")).encode()
+        text = msgspec.json.encode(row)
         try:
             self._file.write(text)
         except OSError as error:
@@ -121,23 +115,11 @@ class PromptStore(Closeable):
         try:
             self._file.flush()
             begin, end = self._ends[index], self._ends[index + 1]
-            columns: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
+            columns: dict[str, Any] = _decode(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, answers, pictures, teacher, scores = columns
-        return PromptRow(
-            index=index,
-            token_ids=tuple(token_ids),
-            prompt=prompt,
-            data_source=source,
-            ground_truth=truth,
-            extra_info=info,
-            agent=agent,
-            answers=tuple(tuple(_answer_part(*part) for part in answer) for answer in answers),
-            pictures=base64.b64decode(pictures),
-            teacher_token_ids=tuple(teacher),
-            known_scores=tuple(scores),
-        )
+        typed = {name: msgspec.convert(columns[name], form) for name, form in _FORMS.items()}
+        return PromptRow(**{**columns, **typed})
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Read several rows, in the order of the given numbers."""
@@ -146,16 +128,6 @@ class PromptStore(Closeable):
     def close(self) -> None:
         """Delete the temporary file."""
         self._file.close()
-
-
-def _as_json(part: AnswerPart) -> list[Json]:
-    later: list[Json] = [[one.start, base64.b64encode(one.file).decode()] for one in part.pictures]
-    return [list(part.tokens), part.is_trained, later]
-
-
-def _answer_part(tokens: list[int], is_trained: bool, later: list[tuple[int, str]]) -> AnswerPart:
-    pictures = (LaterPicture(start, base64.b64decode(file)) for start, file in later)
-    return AnswerPart(tuple(tokens), is_trained, tuple(pictures))
 
 
 def _raise(error: OSError) -> None:

@@ -50,8 +50,8 @@ PROMPTS: dict[SearchForm, str] = {
 search engine; `direct` needs none."""
 
 
-def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
-    """Convert a file row by row; `row_of` gets a row and its place."""
+def _rows(path: Path) -> Iterator[tuple[Row, str]]:
+    """Read a file row by row, each with its place."""
     opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         raise ConfigError(str(opened))
@@ -59,7 +59,7 @@ def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[Ta
         for number, row in enumerate(opened.rows()):
             if isinstance(row, DataProblem):
                 raise ConfigError(str(row))
-            yield row_of(row, opened.place(number))
+            yield row, opened.place(number)
     finally:
         opened.close()
 
@@ -78,8 +78,7 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
     A row has a "question", and an "answer" that ends in "#### n". With a user, each row also names
     the user simulator `gsm8k`, with the solution.
     """
-
-    def row_of(row: Row, place: str) -> TaskRow:
+    for row, place in _rows(path):
         question, answer = (_text_of(row, name, place, "GSM8K") for name in ("question", "answer"))
         solution = _SOLUTION.search(answer)
         if solution is None:
@@ -91,9 +90,7 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
         info: dict[str, Json] = {"answer": answer, "question": question}
         if with_user:
             info[INTERACTION] = {"name": "gsm8k", "query": prompt, "ground_truth": truth}
-        return TaskRow(_GSM8K, [{"role": "user", "content": prompt}], truth, extra_info=info)
-
-    return _task_rows(path, row_of)
+        yield TaskRow(_GSM8K, [{"role": "user", "content": prompt}], truth, extra_info=info)
 
 
 def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator[TaskRow]:
@@ -102,8 +99,7 @@ def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator
     A row has a "problem", and a "solution" with a boxed answer, which `boxed_answer` extracts as
     the scorer does.
     """
-
-    def row_of(row: Row, place: str) -> TaskRow:
+    for row, place in _rows(path):
         problem, solution = (_text_of(row, name, place, "MATH") for name in ("problem", "solution"))
         answer = boxed_answer(solution)
         if not (answer or "").strip():
@@ -112,9 +108,7 @@ def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator
                 "\\boxed{...}"
             )
         content = f"{problem} {_BOX_ANSWER}"
-        return TaskRow(_MATH, [{"role": "user", "content": content}], answer)
-
-    return _task_rows(path, row_of)
+        yield TaskRow(_MATH, [{"role": "user", "content": content}], answer)
 
 
 def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
@@ -124,11 +118,11 @@ def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
     and its answer under one of several column names.
     """
     seen = set[str]()
-    for row in _task_rows(path, lambda row, place: _dapo_row(row, place, data_source)):
-        key = json.dumps(row.prompt)
-        if key not in seen:
+    for row, place in _rows(path):
+        task = _dapo_row(row, place, data_source)
+        if (key := json.dumps(task.prompt)) not in seen:
             seen.add(key)
-            yield row
+            yield task
 
 
 def _dapo_row(row: Row, place: str, data_source: str) -> TaskRow:
@@ -175,27 +169,20 @@ def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[T
     Rows of nq_hotpotqa and of FlashRAG's datasets: "id", "question" and "golden_answers". Rows
     without a data source get the given one.
     """
-    return _task_rows(path, lambda row, place: _search_row(row, place, data_source, form))
-
-
-def _search_row(row: Row, place: str, data_source: str, form: SearchForm) -> TaskRow:
-    question = _text_of(row, "question", place, "Search-R1").strip()
-    question += "" if question.endswith("?") else "?"
-    source = row.get("data_source") or data_source
-    answers = row.get("golden_answers")
-    if (
-        not isinstance(answers, list)
-        or not answers
-        or not all(isinstance(answer, str) and answer.strip() for answer in answers)
-    ):
-        raise ConfigError(
-            f"{place}:golden_answers: got {answers!r}: no known answers; a list of texts"
+    for row, place in _rows(path):
+        question = _text_of(row, "question", place, "Search-R1").strip()
+        question += "" if question.endswith("?") else "?"
+        source = str(row.get("data_source") or data_source).removeprefix(_SEARCH_PREFIX)
+        answers, name = row.get("golden_answers"), row.get("id")
+        given = answers if isinstance(answers, list) else []
+        if not given or not all(isinstance(one, str) and one.strip() for one in given):
+            raise ConfigError(
+                f"{place}:golden_answers: got {answers!r}: no known answers; a list of texts"
+            )
+        yield TaskRow(
+            f"{_SEARCH_PREFIX}{source}",
+            [{"role": "user", "content": f"{PROMPTS[form]}{question}"}],
+            {"target": given},
+            ability="fact-reasoning",
+            extra_info={"question": question, **({} if name is None else {"id": str(name)})},
         )
-    name = row.get("id")
-    return TaskRow(
-        f"{_SEARCH_PREFIX}{str(source).removeprefix(_SEARCH_PREFIX)}",
-        [{"role": "user", "content": f"{PROMPTS[form]}{question}"}],
-        {"target": answers},
-        ability="fact-reasoning",
-        extra_info={"question": question, **({} if name is None else {"id": str(name)})},
-    )

@@ -50,46 +50,28 @@ VIDEOS: Final = Medium(pictures.VIDEO_COLUMN, pictures.VIDEO_MARK, "video")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A readable row before tokenization.
-
-    Attributes:
-        answers: messages of each answer that is trained on, from its first assistant message on.
-        later: pictures after the prompt.
-        inputs: inputs of the chat template besides the messages.
-        entry: index in the list of files of the specification.
-        number: index of the row in all files together.
-        place: ``file:row``, for messages.
-        columns: all columns of the row, read or not.
-    """
+    """A readable row before tokenization."""
 
     row: PromptRow
     difficulty: float
+    # Messages of each answer that is trained on, from its first assistant message on.
     answers: Sequence[Sequence[Message]]
     later: Sequence[bytes]
     inputs: TemplateInputs
-    entry: int
-    number: int
+    entry: int  # index in the list of files of the specification
+    number: int  # index of the row in all files together
     path: str
     place: str
-    columns: Collection[str]
+    columns: Collection[str]  # all columns of the row, read or not
 
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads the rows of one dataset.
-
-    Attributes:
-        given: type of a job whose rows have their answers.
-        agents: agents of rows that are conversations; None without such rows.
-        max_rows: number of first rows to read; None for all.
-        errors: problems of files and rows.
-        files: open files.
-        total: number of rows read.
-    """
+    """Reads the rows of one dataset."""
 
     spec: DataSpec
     chat: ChatTokenizer
-    given: GivenType | None
+    given: GivenType | None  # type of a job whose rows have their answers
     agents: row_checks.RowAgents | None
     max_rows: int | None
     errors: Findings
@@ -140,11 +122,8 @@ class RowReader:
         return ({*candidate.columns} | supported) - shown
 
     def _open(self, data_file: DataFile) -> list[RowFile]:
-        media, has_agents = [one.column for one in self.media], self.agents is not None
-        found: list[RowFile] = []
-        for opened in open_files(
-            data_file, self.spec, has_agents=has_agents, given=self.given, media=media
-        ):
+        media, found = [one.column for one in self.media], list[RowFile]()
+        for opened in open_files(data_file, self.spec, given=self.given, media=media):
             if isinstance(opened, DataProblem):
                 self.errors.add(opened)
             else:

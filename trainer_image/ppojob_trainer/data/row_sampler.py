@@ -30,13 +30,9 @@ Numbers = npt.NDArray[np.float64]
 
 
 class OpenSampler(msgspec.Struct, frozen=True, tag=True):
-    """Load a function and check its signature; the keyword arguments are JSON.
+    """Load a function and check its signature; the keyword arguments are JSON."""
 
-    Attributes:
-        path: file of the function; empty if it is built in.
-    """
-
-    path: str
+    path: str  # file of the function; empty if it is built in
     function: str
     arguments: bytes
 
@@ -75,12 +71,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class RowSampler(Closeable):
-    """Calls the function in a child process, which is restarted if it was killed.
-
-    Args:
-        spec: the sampler of the job.
-        rows: rows to select from.
-    """
+    """Calls the function in a child process, which is restarted if it was killed."""
 
     def __init__(self, spec: "SamplerSpec", rows: "PromptStore") -> None:
         self._spec = spec
@@ -97,17 +88,10 @@ class RowSampler(Closeable):
     def choose(
         self, step: int, seed: int, count: int, numbers: Mapping[str, Numbers], state: str
     ) -> tuple[list[int], str]:
-        """Return the rows of a step, and the state for the next one.
+        """Return the `count` rows of a step, and the state, JSON, for the next one.
 
-        Args:
-            step: number of the step.
-            seed: of the sampler.
-            count: number of rows.
-            numbers: columns, (rows,) each.
-            state: JSON.
-
-        Raises:
-            SamplerFailed: the function raised, hung, died, or returned an invalid value.
+        `numbers` are columns, (rows,) each. Raises SamplerFailed if the function raised, hung,
+        died, or returned an invalid value.
         """
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -159,12 +143,10 @@ class RowSampler(Closeable):
         assert self._child is not None, "the child was started"
         try:
             body = self._child.call(msgspec.msgpack.encode(request), _SECONDS)
-        except ChildTimeout:
-            raise _failed(f"no answer in {_SECONDS:g} s") from None
         except ChildKilled:
             raise
-        except ChildDied as died:
-            raise _failed(f"its process {died}") from None
+        except (ChildTimeout, ChildDied) as end:
+            raise _failed(f"its process {end}") from None
         answer = msgspec.msgpack.decode(body, type=Chosen)
         if answer.problem:
             raise SamplerFailed(f"{FIELD}: {answer.problem}")

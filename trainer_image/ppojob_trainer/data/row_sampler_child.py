@@ -1,7 +1,6 @@
 """Child process that runs the user's sampler, isolated from the job's secrets."""
 
 import json
-import sys
 from typing import Any, Final
 
 import msgspec
@@ -39,7 +38,18 @@ class _Sampler:
         self._values: dict[str, list[bytes]] = {}
         self._numbers: dict[str, bytes] = {}
 
-    def answer(self, request: SamplerRequest) -> Chosen:
+    def answer(self, body: bytes) -> bytes:
+        """Answer a request."""
+        try:
+            return _encode(self._answer(_decode(body)))
+        except Wrong as bad:
+            return _encode(Chosen([], problem=str(bad)))
+        except BaseException as error:  # the file is the user's: it may even call sys.exit
+            text, where = raised(error, __file__)
+            problem = f"got {text}: {where}; a function that returns rows"
+            return _encode(Chosen([], problem=problem))
+
+    def _answer(self, request: SamplerRequest) -> Chosen:
         match request:
             case OpenSampler():
                 self._arguments = request.arguments
@@ -88,22 +98,5 @@ def _written(state: Json) -> str:
     return text
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
-    sampler = _Sampler()
-
-    def answer(body: bytes) -> bytes:
-        try:
-            return _encode(sampler.answer(_decode(body)))
-        except Wrong as bad:
-            return _encode(Chosen([], problem=str(bad)))
-        except BaseException as error:  # the file is the user's: it may even call sys.exit
-            text, where = raised(error, __file__)
-            problem = f"got {text}: {where}; a function that returns rows"
-            return _encode(Chosen([], problem=problem))
-
-    guardian.answer_requests(requests, answers, answer)
-
-
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(lambda: _Sampler().answer)

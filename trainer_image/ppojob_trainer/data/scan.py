@@ -25,52 +25,39 @@ _POLICIES = "drop, truncate_left, truncate_right or truncate_middle"
 
 @dataclass(slots=True)
 class Scan:
-    """Reads the files of one dataset, and holds the results.
-
-    Attributes:
-        rewards: checks whether rewards can score a row; None for no check (custom functions).
-        agents: agents of rows that are conversations; None without such rows.
-        max_rows: number of first rows to read; None for all.
-        sources: data sources that the job's reference reads; None for all.
-        store: stores the rows to draw from; None for a check only, which collects the keys that
-            find held-out prompts.
-        given: type of a job whose rows have their answers.
-        digests: SHA-256 of each file's rows, in hex.
-        media_digest: SHA-256 of the rows' pictures, which may be separate files; None without any.
-        kept: rows to draw from; ``kept_of`` counts those of each entry of the list of files.
-        good: kept answers with a positive label.
-        difficulties: (kept,) order of a curriculum; empty without one.
-        scored: rows with scores of earlier responses; ``guided`` are those with given responses.
-        dropped: rows dropped as too long; ``untrained`` are rows without trained tokens.
-        prompt_kind: "text" or "messages", as in the first readable row, at ``prompt_place``.
-        prompt_keys: (rows,) eight-byte digest of each prompt.
-        key_rows: (rows,) numbers of these rows.
-    """
+    """Reads the files of one dataset, and holds the results."""
 
     spec: DataSpec
     chat: ChatTokenizer
+    # Checks whether rewards can score a row; None for no check (custom functions).
     rewards: row_checks.RewardChecks | None
     agents: row_checks.RowAgents | None
     max_rows: int | None
+    # Data sources that the job's reference reads; None for all.
     sources: Collection[str] | None = None
+    # Stores the rows to draw from; None for a check only, which collects the keys that find
+    # held-out prompts.
     store: PromptStore | None = None
-    given: GivenType | None = None
-    digests: list[str] = field(default_factory=list)
+    given: GivenType | None = None  # type of a job whose rows have their answers
+    digests: list[str] = field(default_factory=list)  # SHA-256 of each file's rows, in hex
+    # SHA-256 of the rows' pictures, which may be separate files; None without any.
     media_digest: "hashlib._Hash | None" = None
-    kept: int = 0
+    kept: int = 0  # rows to draw from
+    kept_of: list[int] = field(default_factory=list)  # of each entry of the list of files
     good: int = 0
-    kept_of: list[int] = field(default_factory=list)
+    # (kept,) order of a curriculum; empty without one.
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
-    scored: int = 0
-    guided: int = 0
-    dropped: int = 0
-    untrained: int = 0
+    scored: int = 0  # rows with scores of earlier responses
+    guided: int = 0  # rows with given responses
+    dropped: int = 0  # rows dropped as too long
+    untrained: int = 0  # rows without trained tokens
     errors: Findings = field(default_factory=Findings)
     warnings: Findings = field(default_factory=Findings)
+    # (rows,) eight-byte digest of each prompt.
     prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
-    prompt_kind: str = ""
-    prompt_place: str = ""
+    prompt_kind: str = ""  # "text" or "messages", as in the first readable row
+    prompt_place: str = ""  # of that row
     reader: RowReader = field(init=False)
     _answers: Demonstrations | ScoredAnswers | None = None
 
@@ -323,6 +310,7 @@ class Scan:
                 token_ids=truncate(ids, spec.max_prompt_tokens, policy),
                 agent=self.agents.name(row) if self.agents is not None else "",
                 answers=kept,
+                teacher_prompt=None,
                 teacher_token_ids=truncate(teacher_ids, self._max_teacher_tokens, policy),
             )
             self.store.append(stored)

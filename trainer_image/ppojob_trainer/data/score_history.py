@@ -8,21 +8,13 @@ import numpy.typing as npt
 
 
 class RowHistory(NamedTuple):
-    """The score history of a row.
+    """The score history of a row."""
 
-    Attributes:
-        draws: number of steps that have drawn it.
-        last_step: the last of these steps.
-        responses: number of scored responses to it, over all steps.
-        total: sum of their scores.
-        last_score: mean score in the last step with scores; None without.
-    """
-
-    draws: int = 0
+    draws: int = 0  # number of steps that have drawn it
     last_step: int = 0
-    responses: int = 0
+    responses: int = 0  # number of scored responses to it, over all steps
     total: float = 0.0
-    last_score: float | None = None
+    last_score: float | None = None  # mean score in the last step with scores; None without
 
 
 def after_step(

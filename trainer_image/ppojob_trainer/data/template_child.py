@@ -2,9 +2,8 @@
 
 import datetime
 import json
-import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jinja2
@@ -86,8 +85,7 @@ def _to_json(
     )
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
+def _start() -> Callable[[bytes], bytes]:
     template: jinja2.Template | None = None
     decoder = msgspec.msgpack.Decoder(TemplateRequest)
     messages = msgspec.msgpack.Decoder(list[dict[str, Any]])
@@ -106,7 +104,7 @@ def serve(requests: int, answers: int) -> None:
         except Exception as error:  # constant folding runs the template's own arithmetic
             return msgspec.msgpack.encode([refused(error)])
 
-    guardian.answer_requests(requests, answers, answer)
+    return answer
 
 
 def _render(
@@ -119,4 +117,4 @@ def _render(
 
 
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(_start)

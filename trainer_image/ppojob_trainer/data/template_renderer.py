@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 
 from ppojob_api.problem import printable
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-)
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, JobFailed, PPOJobError
 from ppojob_trainer.json_value import Json
@@ -158,9 +153,8 @@ class TemplateRenderer(Closeable):
                 f"{where}: the process that renders the chat template {killed}, and the other "
                 "attempt failed too: memory is short, or it is killed; more memory for the pod"
             )
-        reason = str(ends[-1]) or "does not end in time"
         return BadChatTemplate(
-            f"{where}: the process that renders the chat template {reason}; a template without "
+            f"{where}: the process that renders the chat template {ends[-1]}; a template without "
             f"long loops, which needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
         )
 

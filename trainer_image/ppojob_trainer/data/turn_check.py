@@ -8,13 +8,7 @@ from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.pictures import behind_pictures
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
-from ppojob_trainer.data.turns import (
-    ASKED,
-    CALLED,
-    SPOKEN,
-    TurnTemplate,
-    assistant_turn,
-)
+from ppojob_trainer.data.turns import ASKED, CALLED, SPOKEN, TurnTemplate, assistant_turn
 from ppojob_trainer.json_value import Json
 
 _THOUGHTS = frozenset({"<think>", "</think>"})

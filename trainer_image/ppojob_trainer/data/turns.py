@@ -53,20 +53,14 @@ _FORMS: tuple[_Form, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """The tokens that a template puts after a turn, without the texts of the messages.
+    """The tokens that a template puts after a turn, without the texts of the messages."""
 
-    Attributes:
-        pieces: (texts + 1,) template text around the texts of messages. The first begins right
-            after the dummy text of the turn, so it ends the call and the turn.
-        forms: (texts,) the template's transformation of each text.
-        closing: length of the end of the turn in the first piece, with its end token.
-        end: start of that end token; equal to `closing` if there is none.
-    """
-
+    # (texts + 1,) template text around the texts of messages. The first begins right after the
+    # dummy text of the turn, so it ends the call and the turn.
     pieces: tuple[str, ...]
-    forms: tuple[_Form, ...]
-    closing: int
-    end: int
+    forms: tuple[_Form, ...]  # (texts,) the template's transformation of each text
+    closing: int  # length of the end of the turn in the first piece, with its end token
+    end: int  # start of that end token; equal to `closing` if there is none
 
 
 class TurnTemplate:
@@ -92,20 +86,11 @@ class TurnTemplate:
     ) -> list[int]:
         """Return the tokens between a turn of the model and its next one.
 
-        The text of a control token in a message is tokenised as ordinary text.
-
-        Args:
-            messages: answers of tools, in the order of the turn's calls, or of a user, with text or
-                parts with pictures, each of which becomes one token; those of tools also have
-                "name" and "tool_call_id" of the call.
-            tools: schemas of the tools, as in the prompt.
-            written: tokens of the turn, to which the template's end of a turn is added as far as
-                it is missing; None if the turn is complete.
-
-        Raises:
-            BadChatTemplate: the template refuses such a turn, omits messages of this role, or
-                transforms texts in an unknown way.
-            JobFailed: the template's process cannot start, or is killed repeatedly.
+        The text of a control token in a message is tokenised as ordinary text. `messages` are
+        answers of tools, in the order of the turn's calls, or of a user, with text or parts with
+        pictures, each of which becomes one token; those of tools also have "name" and
+        "tool_call_id" of the call. `written` are the tokens of the turn, to which the template's
+        end of a turn is added as far as it is missing; None if the turn is complete.
         """
         suffix = self.suffix(messages, tools)
         first, *others = suffix.pieces

@@ -40,34 +40,23 @@ _WANTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One response and its row.
+    """One response and its row."""
 
-    Attributes:
-        place: ``file:row``, for messages.
-        step: step of the run; None if the file has no steps.
-        prompt: index of its prompt among all prompts.
-        sample: index among the prompt's responses.
-        prompt_text: the prompt, messages as JSON.
-        tokens: length of the response; None if unknown.
-        figures: turns and calls as JSON; None for single-turn rows.
-        recorded: score and further values (JSON) in the file, or None.
-        is_in_list: whether its row has a list of responses.
-    """
-
-    place: str
-    step: int | None
+    place: str  # ``file:row``, for messages
+    step: int | None  # step of the run; None if the file has no steps
     prompt: int
     sample: int
-    prompt_text: str
+    prompt_text: str  # the prompt, messages as JSON
     data_source: str
     response: str
     ground_truth: Json
     extra_info: Mapping[str, Json]
-    tokens: int | None = None
+    tokens: int | None = None  # length of the response; None if unknown
     is_truncated: bool = False
-    figures: str | None = None
+    figures: str | None = None  # turns and calls as JSON; None for single-turn rows
+    # Score and further values (JSON) in the file, or None.
     recorded: tuple[float, str] | None = None
-    is_in_list: bool = False
+    is_in_list: bool = False  # whether its row has a list of responses
 
     @property
     def response_place(self) -> str:
@@ -187,9 +176,6 @@ def _answers(
     cells: Row, file: Path, number: int, place: str
 ) -> Iterator[tuple[_Place, _Place, Answer]]:
     """Yield the responses of a row of either form."""
-    for name, cell in cells.items():
-        if isinstance(cell, DataProblem):
-            raise BadCell(str(name), cell.got, cell.why, cell.allowed)
     folder = str(file.parent)
     if _RESPONSE in cells and "row" in cells and "prompt_id" in cells:
         try:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from ppojob_trainer.data.media.picture_splits import Splits
+from ppojob_trainer.data.media.picture_squares import Splits
 
 _FILTERS: Final = {2: "bilinear", 3: "bicubic"}
 """By Pillow's numbers."""

@@ -16,7 +16,7 @@ from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.picture_grids import Lines
-from ppojob_trainer.data.media.picture_splits import Splits
+from ppojob_trainer.data.media.picture_squares import Splits
 from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import OnProgress, StoredCorpus
+from ppojob_trainer.retrieval.corpus import OnProgress, Scores, StoredCorpus
 
 K1: Final = 0.9
 B: Final = 0.4
@@ -52,12 +52,8 @@ def build_bm25(
 ) -> tuple[list[str], int]:
     """Build a BM25 index, never continued: it is quick, compared with a dense one.
 
-    Returns:
-        The files that were written, and the memory of a search besides them, in bytes.
-
-    Raises:
-        ConfigError: no document has a word.
-        StorageError: writing failed.
+    Returns the files that were written, and the memory of a search besides them, in bytes. Raises
+    ConfigError if no document has a word, and StorageError if writing failed.
     """
     vocabulary: dict[str, int] = {}
     documents = []
@@ -87,28 +83,25 @@ def build_bm25(
     return files, _BYTES_PER_WORD * len(vocabulary)
 
 
-class Bm25Scorer:
-    """Scores documents by the words of a query; a repeated word counts repeatedly.
+def open_bm25(folder: Path, library: str) -> Scores:
+    """Open an index; a repeated word of a query counts repeatedly.
 
-    Raises:
-        ConfigError: another release of bm25s is installed.
+    Raises ConfigError if another release of bm25s is installed.
     """
+    if _release(library) != _release(LIBRARY):
+        why = f"{LIBRARY} is installed, which may score differently"
+        raise ConfigError(
+            f"{folder}: got an index of {library}: {why}; build it again with ppojob index"
+        )
+    index = bm25s.BM25.load(folder / _FOLDER, mmap=True, show_progress=False)
 
-    def __init__(self, folder: Path, library: str) -> None:
-        if _release(library) != _release(LIBRARY):
-            why = f"{LIBRARY} is installed, which may score differently"
-            raise ConfigError(
-                f"{folder}: got an index of {library}: {why}; build it again with ppojob index"
-            )
-        self._index = bm25s.BM25.load(folder / _FOLDER, mmap=True, show_progress=False)
+    def scores(query: str) -> NDArray[np.float32]:
+        ids = [index.vocab_dict[word] for word in words(query) if word in index.vocab_dict]
+        found: NDArray[np.float32] = index.get_scores_from_ids(ids)
+        found[found == 0.0] = -np.inf  # every word that matches adds more than 0
+        return found
 
-    def scores(self, query: str) -> NDArray[np.float32]:
-        """Score every document for one query; see `Scorer`."""
-        known = self._index.vocab_dict
-        ids = [known[word] for word in words(query) if word in known]
-        scores: NDArray[np.float32] = self._index.get_scores_from_ids(ids)
-        scores[scores == 0.0] = -np.inf  # every word that matches adds more than 0
-        return scores
+    return scores
 
 
 def _release(library: str) -> list[str]:

@@ -37,9 +37,8 @@ def build_index(
 ) -> Manifest:
     """Build or continue an index: a dense one, or BM25 without an encoder.
 
-    Raises:
-        ConfigError: the corpus, the encoder or the folder cannot be used.
-        StorageError: writing failed.
+    Raises ConfigError if the corpus, the encoder or the folder cannot be used, and StorageError if
+    writing failed.
     """
     _prepare(folder)
     if encoder is None:

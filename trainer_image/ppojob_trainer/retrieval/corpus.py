@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ from ppojob_trainer.errors import ConfigError
 
 OnProgress = Callable[[str, int], None]
 """Called with the current stage, and the number of documents that it has processed."""
+Scores: TypeAlias = Callable[[str], NDArray[np.float32]]
+"""Query -> (documents,) scores of an index; -inf for documents that do not match."""
 
 DOCUMENTS: Final = "passages.jsonl"
 OFFSETS: Final = "offsets.npy"
@@ -46,19 +48,12 @@ class Document(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CorpusCopy:
-    """A copy under a temporary name in the folder of an index.
-
-    Attributes:
-        folder: of the index.
-        sha256: of the copy, so that it does not depend on gzip.
-        offsets: of each document, and the end of the last.
-        ranks: of each document's id among the sorted ids.
-    """
+    """A copy under a temporary name in the folder of an index."""
 
     folder: Path
-    sha256: str
-    offsets: NDArray[np.int64]
-    ranks: NDArray[np.int32]
+    sha256: str  # of the copy, so that it does not depend on gzip
+    offsets: NDArray[np.int64]  # of each document, and the end of the last
+    ranks: NDArray[np.int32]  # of each document's id among the sorted ids
 
     def keep(self) -> None:
         """Write the arrays, and rename all to their final names; replaces existing files."""
@@ -71,9 +66,8 @@ class CorpusCopy:
 def copy_corpus(corpus: Path, folder: Path, on_progress: OnProgress) -> CorpusCopy:
     """Check all of a corpus, and copy it to a temporary file in the folder of the index.
 
-    Raises:
-        ConfigError: lines that are not documents, duplicate ids, or no lines.
-        StorageError: writing failed.
+    Raises ConfigError for lines that are not documents, duplicate ids, or no lines, and
+    StorageError if writing failed.
     """
     digest, offsets, ids = hashlib.sha256(), [0], list[str]()
     problems: list[str] = []

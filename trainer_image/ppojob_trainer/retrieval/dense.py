@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import OnProgress, StoredCorpus, array_bytes
+from ppojob_trainer.retrieval.corpus import OnProgress, Scores, StoredCorpus, array_bytes
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 from ppojob_trainer.retrieval.manifest import Plan
 
@@ -28,11 +28,8 @@ def build_vectors(
 ) -> tuple[list[str], int]:
     """Encode the documents of all shards that the folder of the index lacks.
 
-    Returns:
-        The files of vectors, and the memory of a search besides them, in bytes.
-
-    Raises:
-        StorageError: writing failed.
+    Returns the files of vectors, and the memory of a search besides them, in bytes. Raises
+    StorageError if writing failed.
     """
     names: list[str] = []
     for first in range(0, len(corpus), SHARD_DOCUMENTS):
@@ -46,33 +43,27 @@ def build_vectors(
     return names, encoder.weight_bytes
 
 
-class DenseScorer:
-    """Scores documents by the inner product of vectors.
+def open_vectors(folder: Path, plan: Plan, encoder_folder: Path | None) -> Scores:
+    """Open an index, which scores by the inner product of vectors.
 
-    Args:
-        folder: of the index.
-        plan: of the index.
-        encoder_folder: of its encoder; None if it has not moved since the index was built.
-
-    Raises:
-        ConfigError: the encoder is missing or another one.
+    `encoder_folder` is None if the encoder has not moved since the index was built. Raises
+    ConfigError if the encoder is missing or another one.
     """
+    settings = plan.encoder
+    assert settings is not None, "a dense index names its encoder"
+    encoder_folder = encoder_folder or Path(settings.folder)
+    if encoder_settings(encoder_folder).fingerprint != settings.fingerprint:
+        raise ConfigError(
+            f"{encoder_folder}: got another encoder: its vectors are not comparable with those"
+            f" of the index; the encoder that was in {settings.folder} when it was built"
+        )
+    encoder = SentenceEncoder(encoder_folder, settings)
+    shards: list[NDArray[np.float32]] = [
+        np.load(path, mmap_mode="r") for path in sorted(folder.glob("vectors-*.npy"))
+    ]
 
-    def __init__(self, folder: Path, plan: Plan, encoder_folder: Path | None) -> None:
-        settings = plan.encoder
-        assert settings is not None, "a dense index names its encoder"
-        encoder_folder = encoder_folder or Path(settings.folder)
-        if encoder_settings(encoder_folder).fingerprint != settings.fingerprint:
-            raise ConfigError(
-                f"{encoder_folder}: got another encoder: its vectors are not comparable with those"
-                f" of the index; the encoder that was in {settings.folder} when it was built"
-            )
-        self._encoder = SentenceEncoder(encoder_folder, settings)
-        self._shards: list[NDArray[np.float32]] = [
-            np.load(path, mmap_mode="r") for path in sorted(folder.glob("vectors-*.npy"))
-        ]
+    def scores(query: str) -> NDArray[np.float32]:
+        vector = encoder.query(query)
+        return np.concatenate([shard @ vector for shard in shards])
 
-    def scores(self, query: str) -> NDArray[np.float32]:
-        """Score every document for one query; see `Scorer`."""
-        vector = self._encoder.query(query)
-        return np.concatenate([shard @ vector for shard in self._shards])
+    return scores

@@ -48,10 +48,8 @@ def encoder_settings(
     """Return the settings of an encoder in a Hugging Face folder.
 
     By default, the prefixes depend on the folder's name, see `PREFIXES`, and the pooling on the
-    file of sentence-transformers; without that file, it is the mean.
-
-    Raises:
-        ConfigError: the folder has no encoder.
+    file of sentence-transformers; without that file, it is the mean. Raises ConfigError if the
+    folder has no encoder.
     """
     missing = [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
     if missing:
@@ -77,11 +75,7 @@ def encoder_settings(
 
 
 class SentenceEncoder:
-    """An encoder, loaded from a folder.
-
-    Raises:
-        ConfigError: it cannot be loaded, or is not supported.
-    """
+    """An encoder, loaded from a folder; raises ConfigError if it is not supported."""
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         self._settings = settings

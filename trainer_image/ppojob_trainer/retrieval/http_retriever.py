@@ -7,13 +7,7 @@ from typing import Final
 import msgspec
 
 from ppojob_trainer.errors import ConfigError, RetrievalFailed
-from ppojob_trainer.http_calls import (
-    ATTEMPT_SECONDS,
-    RETRIES,
-    CallFailed,
-    endpoint_problem,
-    post_json,
-)
+from ppojob_trainer.http_calls import CallFailed, endpoint_problem, post_json
 from ppojob_trainer.retrieval.passages import Passage
 
 CONCURRENT: Final = 8
@@ -39,32 +33,19 @@ class HttpRetriever:
     If a service scores the queries of one request together, a score depends on the other queries
     (https://github.com/facebookresearch/faiss/issues/1808).
 
-    Args:
-        url: the full URL, such as ``http://127.0.0.1:8000/retrieve``.
-        attempt_seconds: time limit of an attempt.
-        retries: attempts after the first.
-
-    Raises:
-        ConfigError: the URL is invalid.
+    `url` is the full URL, such as ``http://127.0.0.1:8000/retrieve``. Raises ConfigError if it is
+    invalid.
     """
 
-    def __init__(
-        self, url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, retries: int = RETRIES
-    ) -> None:
+    def __init__(self, url: str) -> None:
         wrong = endpoint_problem(url, "")
         if wrong is not None:
             raise ConfigError(f"retriever: {wrong}")
         self._url = url
-        self._attempt_seconds = attempt_seconds
-        self._retries = retries
         self._pool = ThreadPoolExecutor(CONCURRENT, thread_name_prefix="retrieve")
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Find the best passages of each query; see `Retriever`.
-
-        Raises:
-            RetrievalFailed: a query has no valid answer; other queries may have been sent.
-        """
+        """Find the best passages of each query, or raise RetrievalFailed; see `Retriever`."""
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def close(self) -> None:
@@ -73,12 +54,7 @@ class HttpRetriever:
 
     def _search(self, query: str, k: int) -> list[Passage]:
         try:
-            answer = post_json(
-                self._url,
-                {"queries": [query], "topk": k, "return_scores": True},
-                retries=self._retries,
-                attempt_seconds=self._attempt_seconds,
-            )
+            answer = post_json(self._url, {"queries": [query], "topk": k, "return_scores": True})
         except CallFailed as error:
             raise RetrievalFailed(str(error)) from None
         try:

@@ -36,14 +36,8 @@ class _BadRequestError(Exception):
 def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int) -> PageServer:
     """Start a server of ``/retrieve``, and of ``/healthz`` for probes.
 
-    Args:
-        retriever: called by one request at a time.
-        address: IP address to bind; access is not restricted.
-        port: 0 for a free one.
-        topk: passages per query if a request has no ``topk``, or 0.
-
-    Raises:
-        OSError: address and port cannot be bound.
+    One request at a time calls the retriever; `topk` is for requests without ``topk``, or with 0.
+    Access is not restricted. Port 0 is a free one. Raises OSError if it cannot be bound.
     """
     lock = threading.Lock()
 

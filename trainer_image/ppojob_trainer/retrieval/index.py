@@ -2,30 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.retrieval.corpus import StoredCorpus
+from ppojob_trainer.retrieval.corpus import Scores, StoredCorpus
 from ppojob_trainer.retrieval.manifest import check_files, check_memory, read_manifest
 from ppojob_trainer.retrieval.passages import Passage
-
-
-class Scorer(Protocol):
-    """Holds the arrays of an index."""
-
-    def scores(self, query: str) -> NDArray[np.float32]:
-        """Score every document for one query: (documents,); -inf for those that do not match."""
 
 
 class IndexRetriever(Closeable):
     """Finds passages in an index."""
 
-    def __init__(self, corpus: StoredCorpus, scorer: Scorer) -> None:
+    def __init__(self, corpus: StoredCorpus, scores: Scores) -> None:
         self._corpus = corpus
-        self._scorer = scorer
+        self._scores = scores
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.
@@ -35,7 +27,7 @@ class IndexRetriever(Closeable):
         """
         found: list[list[Passage]] = []
         for query in queries:
-            scores = self._scorer.scores(query)
+            scores = self._scores(query)
             found.append([])
             for number in best(scores, self._corpus.ranks, k):
                 document = self._corpus[int(number)]
@@ -51,10 +43,8 @@ class IndexRetriever(Closeable):
 def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.int64]:
     """Return the numbers of the k best documents, the best first; equal scores by rank.
 
-    Args:
-        scores: (documents,); -inf for those that do not match.
-        ranks: (documents,), rank of each document's id among the sorted ids.
-        k: the most documents to return.
+    `scores`, (documents,), are -inf for those that do not match; `ranks`, (documents,), are those
+    of the ids among the sorted ids.
     """
     if k <= 0:
         return np.empty(0, np.int64)
@@ -70,24 +60,18 @@ def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArr
 def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
     """Open an index that `build.build_index` has written.
 
-    Args:
-        folder: of the index.
-        encoder: folder of a dense index's encoder, if it has moved.
-
-    Raises:
-        ConfigError: the index is missing, damaged, too large or of another version; or it has
-            another encoder.
+    `encoder` is the folder of a dense index's encoder, if it has moved. Raises ConfigError if the
+    index is missing, damaged, too large or of another version, or has another encoder.
     """
     manifest = read_manifest(folder)
     check_memory(manifest, folder)
     check_files(manifest, folder)
-    scorer: Scorer
     if manifest.plan.kind == "bm25":
-        from ppojob_trainer.retrieval.bm25 import Bm25Scorer  # loads numba, if it is installed
+        from ppojob_trainer.retrieval.bm25 import open_bm25  # loads numba, if it is installed
 
-        scorer = Bm25Scorer(folder, manifest.plan.library)
+        scores = open_bm25(folder, manifest.plan.library)
     else:
-        from ppojob_trainer.retrieval.dense import DenseScorer  # loads torch
+        from ppojob_trainer.retrieval.dense import open_vectors  # loads torch
 
-        scorer = DenseScorer(folder, manifest.plan, encoder)
-    return IndexRetriever(StoredCorpus(folder), scorer)
+        scores = open_vectors(folder, manifest.plan, encoder)
+    return IndexRetriever(StoredCorpus(folder), scores)

@@ -1,4 +1,7 @@
-"""The manifest of an index; written last: without it, an index is incomplete."""
+"""The manifest of an index; written last: without it, an index is incomplete.
+
+Readers and checks raise ConfigError.
+"""
 
 import hashlib
 from pathlib import Path
@@ -21,21 +24,15 @@ Kind = Literal["bm25", "dense"]
 
 
 class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How texts become vectors.
+    """How texts become vectors."""
 
-    Attributes:
-        folder: of the sentence encoder, when the index was built.
-        fingerprint: of the files in that folder.
-        pooling: the vector of a text: the mean of its tokens' vectors, or that of the first token.
-        max_tokens: longer texts are truncated.
-    """
-
-    folder: str
-    fingerprint: str
+    folder: str  # of the sentence encoder, when the index was built
+    fingerprint: str  # of the files in that folder
+    # The vector of a text: the mean of its tokens' vectors, or that of the first token.
     pooling: Literal["mean", "cls"]
     query_prefix: str
     passage_prefix: str
-    max_tokens: int
+    max_tokens: int  # longer texts are truncated
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,16 +57,11 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The contents of an index.
-
-    Attributes:
-        memory_bytes: memory of a search, including mapped files.
-        files: all files except the manifest.
-    """
+    """The contents of an index."""
 
     version: int
     plan: Plan
-    memory_bytes: int
+    memory_bytes: int  # memory of a search, including mapped files
     files: tuple[IndexFile, ...]
 
 
@@ -78,11 +70,7 @@ class _Version(msgspec.Struct):
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
-    """Write the manifest of an index, of which all files are complete; names are relative.
-
-    Raises:
-        StorageError: writing failed.
-    """
+    """Write the manifest of an index, of which all files are complete; names are relative."""
     files = tuple(
         IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
         for name, path in ((name, folder / name) for name in sorted(names))
@@ -94,11 +82,7 @@ def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manif
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an index, and no other file.
-
-    Raises:
-        ConfigError: there is no complete index, or it is of another version.
-    """
+    """Read the manifest of a complete index, and no other file."""
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
@@ -121,11 +105,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_memory(manifest: Manifest, folder: Path) -> None:
-    """Refuse an index that does not fit into memory, before anything is loaded.
-
-    Raises:
-        ConfigError: it is too large.
-    """
+    """Refuse an index that does not fit into memory, before anything is loaded."""
     memory = machine_bytes()
     if memory is not None and manifest.memory_bytes > memory:
         raise ConfigError(
@@ -136,11 +116,7 @@ def check_memory(manifest: Manifest, folder: Path) -> None:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Compare every byte of an index with its manifest.
-
-    Raises:
-        ConfigError: a file is missing, truncated or changed.
-    """
+    """Compare every byte of an index with its manifest."""
     for file in manifest.files:
         path = folder / file.path
         try:

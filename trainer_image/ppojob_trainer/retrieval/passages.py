@@ -7,17 +7,11 @@ import msgspec
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """One document that was found.
+    """One document that was found."""
 
-    Attributes:
-        id: of the document; empty if a service does not send it.
-        contents: a title line, in quotes in many corpora, then the text.
-        score: larger is better; comparable within one query only.
-    """
-
-    id: str
-    contents: str
-    score: float
+    id: str  # of the document; empty if a service does not send it
+    contents: str  # a title line, in quotes in many corpora, then the text
+    score: float  # larger is better; comparable within one query only
 
 
 class Retriever(Protocol):

@@ -25,16 +25,10 @@ def load_scorer(
 ) -> Callable[..., object]:
     """Load a scorer as a function with the signature of custom ones.
 
-    Args:
-        name: name of the scorer.
-        arguments: keyword arguments of every call.
-        sandbox: opens the sandbox of scorers that run code.
-        late: import libraries and open the sandbox at the first call. For jobs routed by data
-            source, which call few scorers, without arguments.
-
-    Raises:
-        ConfigError: there is no such scorer, it has no such arguments, or the sandbox isolates less
-            than required; the place is relative to the reward (``arguments``).
+    With `late`, libraries are imported and the sandbox is opened at the first call: jobs that are
+    routed by data source call few scorers, without arguments. Raises ConfigError if there is no
+    such scorer, it has no such arguments, or the sandbox isolates less than required; the place is
+    relative to the reward (``arguments``).
     """
     scorer = SCORERS.get(name)
     if scorer is None:

@@ -7,68 +7,41 @@ cannot reach the pipes. The parent and the guardian end loops, fork bombs and de
 
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ppojob_api import contract
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.user_code import ImportFolder, raised
+from ppojob_trainer.children.user_code import ImportFolder, raised, run_coroutine
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rewards import custom, wire
 from ppojob_trainer.rewards.built_in import load_scorer
-from ppojob_trainer.rewards.custom import (
-    BATCHED,
-    OF_THE_JUDGE,
-    OF_THE_PROMPT,
-    SINGULAR,
-    columns_of,
-    load_function,
-)
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
-from ppojob_trainer.rewards.wire import (
-    Called,
-    CallFunction,
-    Function,
-    FunctionsLoaded,
-    Judge,
-    LoadFunctions,
-    Scored,
-    ScorerRequest,
-)
 from ppojob_trainer.sandbox.executor import Runner, open_sandbox
 
-if TYPE_CHECKING:
-    import asyncio
-
 # Bound before users' code is imported, which may replace them.
-_decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
+_decode: Final = msgspec.msgpack.Decoder(wire.ScorerRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A loaded function.
-
-    Attributes:
-        arguments: JSON object.
-        folder: folder of its file; empty for a built-in scorer.
-        columns: the columns that a call receives.
-    """
+    """A loaded function."""
 
     call: Callable[..., object]
     arguments: bytes
-    folder: str
+    folder: str  # folder of its file; empty for a built-in scorer
     columns: frozenset[str]
 
     @property
     def takes_many(self) -> bool:
-        return BATCHED in self.columns
+        return custom.BATCHED in self.columns
 
     @property
     def is_grouped(self) -> bool:
@@ -83,7 +56,13 @@ class Functions:
         self._imports = ImportFolder()
         self._of_judge: dict[str, Any] = {}
 
-    def load(self, request: LoadFunctions) -> FunctionsLoaded:
+    def answer(self, body: bytes) -> bytes:
+        """Answer a request."""
+        request = _decode(body)
+        is_call = isinstance(request, wire.CallFunction)
+        return _encode(self.call(request) if is_call else self.load(request))
+
+    def load(self, request: wire.LoadFunctions) -> wire.FunctionsLoaded:
         """Load all functions; return the problems of those that cannot be used."""
         sandbox = partial(open_sandbox, request.sandbox)
         problems: list[str] = []
@@ -99,42 +78,35 @@ class Functions:
             except ConfigError as wrong:
                 problems += [f"spec.rewards[{position}].{line}" for line in wrong.problems]
         wanted = frozenset[str]().union(*(function.columns for function in self._functions))
-        if request.judge is not None and (wanted := wanted & {*OF_THE_JUDGE}):
+        if request.judge is not None and (wanted := wanted & {*custom.OF_THE_JUDGE}):
             self._of_judge = _of_judge(request.judge, wanted)
         many = {n: one.is_grouped for n, one in enumerate(self._functions) if one.takes_many}
         batched = [n for n, is_grouped in many.items() if not is_grouped]
-        return FunctionsLoaded(problems, batched, [n for n in many if many[n]])
+        return wire.FunctionsLoaded(problems, batched, [n for n in many if many[n]])
 
-    def call(self, request: CallFunction) -> Called:
+    def call(self, request: wire.CallFunction) -> wire.Called:
         """Call a function with objects decoded for this call only."""
         function = self._functions[request.function]
         try:
             given: dict[str, Any] = msgspec.json.decode(request.columns)
-            count = len(given[BATCHED])
+            count = len(given[custom.BATCHED])
             if not function.takes_many:
-                given = {SINGULAR[name]: column[0] for name, column in given.items()}
+                given = {custom.SINGULAR[name]: column[0] for name, column in given.items()}
             else:
-                given |= {name: given[plural][0] for name, plural in OF_THE_PROMPT.items()}
+                given |= {name: given[plural][0] for name, plural in custom.OF_THE_PROMPT.items()}
             given |= self._of_judge
             columns = {name: given[name] for name in function.columns}
             self._imports.enter(function.folder)
             value = function.call(**(columns | msgspec.json.decode(function.arguments)))
             if inspect.iscoroutine(value):
-                value = self._loop.run(value)
+                value = run_coroutine(value)
             found = read_results(value, count) if function.takes_many else [value]
         except BaseException as error:  # also SystemExit
-            return Called(request.number, failure=_failed(error))
-        return Called(request.number, [_scored(one) for one in found])
-
-    @cached_property
-    def _loop(self) -> "asyncio.Runner":
-        """Return the event loop of all calls, so that coroutines can keep connections open."""
-        import asyncio  # late: it would double the start time, and few functions are coroutines
-
-        return asyncio.Runner()
+            return wire.Called(request.number, failure=_failed(error))
+        return wire.Called(request.number, [_scored(one) for one in found])
 
     def _load(
-        self, position: int, spec: Function, sandbox: Callable[[], Runner], is_routed: bool
+        self, position: int, spec: wire.Function, sandbox: Callable[[], Runner], is_routed: bool
     ) -> _Function:
         name, given, folder = spec.function, spec.arguments, ""
         if spec.source is None:
@@ -143,14 +115,14 @@ class Functions:
             if spec.source.file is not None:
                 folder = str(Path(spec.source.file).resolve().parent)
             self._imports.enter(folder)
-            function = load_function(spec.source, name, given, position)
-        return _Function(function, msgspec.json.encode(given), folder, columns_of(function))
+            function = custom.load_function(spec.source, name, given, position)
+        return _Function(function, msgspec.json.encode(given), folder, custom.columns_of(function))
 
 
-def _of_judge(judge: Judge, wanted: frozenset[str]) -> dict[str, Any]:
+def _of_judge(judge: wire.Judge, wanted: frozenset[str]) -> dict[str, Any]:
     """Return the arguments by which verl's functions call the job's own judge."""
     found: dict[str, Any] = {}
-    address, tokenizer = OF_THE_JUDGE
+    address, tokenizer = custom.OF_THE_JUDGE
     if address in wanted:
         found[address] = urlsplit(judge.url).netloc
     if tokenizer in wanted:
@@ -160,32 +132,20 @@ def _of_judge(judge: Judge, wanted: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def _scored(value: object) -> Scored:
+def _scored(value: object) -> wire.Scored:
     try:
-        return Scored(*read_result(value))
+        return wire.Scored(*read_result(value))
     except BaseException as error:  # a user's object may raise when it is read
         return _failed(error)
 
 
-def _failed(error: BaseException) -> Scored:
+def _failed(error: BaseException) -> wire.Scored:
     if isinstance(error, BadResult):
-        return Scored(reason_code=error.reason_code, got=error.got, why=error.why)
+        return wire.Scored(reason_code=error.reason_code, got=error.got, why=error.why)
     reason = "RewardMemory" if isinstance(error, MemoryError) else "RewardRaised"
     got, why = raised(error, __file__)
-    return Scored(reason_code=reason, got=got, why=why)
-
-
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
-    functions = Functions()
-
-    def answer(body: bytes) -> bytes:
-        request = _decode(body)
-        is_call = isinstance(request, CallFunction)
-        return _encode(functions.call(request) if is_call else functions.load(request))
-
-    guardian.answer_requests(requests, answers, answer)
+    return wire.Scored(reason_code=reason, got=got, why=why)
 
 
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(lambda: Functions().answer)

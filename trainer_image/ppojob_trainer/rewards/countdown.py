@@ -87,11 +87,8 @@ def _integer(value: Json) -> int | None:
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """Evaluate an expression of integers, ``+ - * /``, signs and parentheses.
 
-    Returns:
-        Its value, and the integers written in it, in order.
-
-    Raises:
-        NotArithmetic: it is anything else.
+    Returns its value, and the integers written in it, in order. Raises NotArithmetic if it is
+    anything else.
     """
     if len(text) > _MAX_CHARACTERS or not _ALLOWED.fullmatch(text):
         raise NotArithmetic(text[:80])

@@ -36,17 +36,10 @@ SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 def load_function(
     source: Source, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
-    """Import a file or a package and return a function from it.
+    """Import a file or a package and return a function from it, which must accept the arguments.
 
-    Args:
-        source: file or package.
-        name: name of the function.
-        arguments: keyword arguments of every call, which it must accept.
-        position: index among the job's functions.
-
-    Raises:
-        ConfigError: the module cannot be imported, or has no such function; the place is relative
-            to the reward (``source.path``).
+    `position` is its index among the job's functions. Raises ConfigError if the module cannot be
+    imported, or has no such function; the place is relative to the reward (``source.path``).
     """
     path, package = source.file, source.package or ""
     try:

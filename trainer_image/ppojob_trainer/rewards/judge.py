@@ -72,28 +72,13 @@ def judge(
 ) -> dict[str, Json]:
     """Ask a model for a number from 0 to ``best``; the score is its fraction of ``best``.
 
-    Answers are cached per process.
-
-    Args:
-        response: text of the response.
-        ground_truth: ground truth of the row.
-        row: further values for the prompt.
-        url: URL of the chat API, such as ``http://judge:8000/v1/chat/completions``; by default that
-            of ``spec.judge``.
-        model: name of the model there.
-        prompt: prompt with the fields {response}, {ground_truth}, {data_source} and
-            {extra_info.NAME}.
-        score_pattern: regular expression whose first group is the number; the last match counts.
-            By default a line such as "Score: 8" or "Score (0-10): 8".
-        best: the largest number that the judge may give.
-        key_variable: environment variable with the API key.
-        retries: attempts after the first.
-        attempt_seconds: timeout of an attempt without data.
-        max_tokens: limit of the judge's answer.
-        temperature: temperature of the judge's answer.
-
-    Raises:
-        CallFailed: the row lacks a field of the prompt, or there is no valid answer.
+    `url` is that of a chat API, such as ``http://judge:8000/v1/chat/completions``; by default that
+    of ``spec.judge``. The prompt may have the fields {response}, {ground_truth}, {data_source} and
+    {extra_info.NAME}. The number is the first group of `score_pattern`, a regular expression, in
+    its last match; by default in a line such as "Score: 8" or "Score (0-10): 8". `key_variable` is
+    the environment variable with the API key, `retries` are the attempts after the first, and
+    `attempt_seconds` is the timeout of one without data. Answers are cached per process. Raises
+    CallFailed if the row lacks a field of the prompt, or there is no valid answer.
     """
     is_own = not url
     if is_own:
@@ -125,10 +110,8 @@ def http_score(
 ) -> Json:
     """Post the arguments of a reward function as JSON, and return the JSON answer.
 
-    The key is sent as a bearer token; `retries` and `attempt_seconds` are as for `judge`.
-
-    Raises:
-        CallFailed: there is no valid answer.
+    The key is sent as a bearer token; `retries` and `attempt_seconds` are as for `judge`. Raises
+    CallFailed if there is no valid answer.
     """
     body: Json = {
         "data_source": row.data_source,

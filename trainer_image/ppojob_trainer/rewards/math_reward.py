@@ -33,8 +33,7 @@ def math_reward(
 def plain_form(text: str) -> str:
     r"""Normalise LaTeX: drop spaces, sizes, units and signs, and put braces into fractions.
 
-    Raises:
-        ValueError: a ``\frac`` or ``\sqrt`` without an argument, or several units.
+    Raises ValueError for a ``\frac`` or ``\sqrt`` without an argument, or several units.
     """
     text = text.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac")

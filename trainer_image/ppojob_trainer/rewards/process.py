@@ -12,29 +12,14 @@ from typing import Any
 import msgspec
 
 from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
+from ppojob_trainer.children import pool
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.pool import (
-    ATTEMPTS,
-    DEFAULT_MEMORY_BYTES,
-    ChildPool,
-    NotStarted,
-    PoolClosed,
-    import_files,
-)
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.rewards import wire
 from ppojob_trainer.rewards.records import DROPPED, FAILED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
-from ppojob_trainer.rewards.wire import (
-    Called,
-    CallFunction,
-    Function,
-    FunctionsLoaded,
-    Judge,
-    LoadFunctions,
-    Scored,
-)
 from ppojob_trainer.sandbox.executor import Settings, answer_seconds
 
 _log = logging.getLogger(__name__)
@@ -49,21 +34,13 @@ BATCH_BYTES = 16 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A reward function of the job.
-
-    Attributes:
-        label: name in messages.
-        name: prefix of its values; further functions of the same name are numbered.
-        spec: function of the job.
-        seconds: time limit of a call.
-        drops: whether a response is dropped from training if a call fails.
-    """
+    """A reward function of the job."""
 
     label: str
-    name: str
+    name: str  # prefix of its values; further functions of the same name are numbered
     spec: RewardSpec
     seconds: float
-    drops: bool
+    drops: bool  # whether a response is dropped from training if a call fails
 
 
 class ScoringPool(Closeable):
@@ -75,8 +52,6 @@ class ScoringPool(Closeable):
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
-        sandbox: ``spec.sandbox``; None for the default.
-        processes: number of child processes.
         memory_bytes: limit of each process's data segment.
         variables: names of environment variables that the functions get, if set.
         judge: the job's judge; a call may wait for it in addition to its limit.
@@ -92,9 +67,9 @@ class ScoringPool(Closeable):
         *,
         sandbox: SandboxSpec | None = None,
         processes: int = 1,
-        memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+        memory_bytes: int | None = pool.DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
-        judge: Judge | None = None,
+        judge: wire.Judge | None = None,
     ) -> None:
         settings = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         patience = judge.patience if judge is not None else 0.0
@@ -102,12 +77,12 @@ class ScoringPool(Closeable):
         self._is_routed = not rewards
         self._numbers = itertools.count(1)
         specs = msgspec.convert(
-            [one.spec for one in self._functions], list[Function], from_attributes=True
+            [one.spec for one in self._functions], list[wire.Function], from_attributes=True
         )
-        self._request = LoadFunctions(specs, settings, self._is_routed, judge)
+        self._request = wire.LoadFunctions(specs, settings, self._is_routed, judge)
         self._batched, self._grouped = frozenset[int](), frozenset[int]()
         with _failures():
-            self._children = ChildPool(
+            self._children = pool.ChildPool(
                 "ppojob_trainer.rewards.child",
                 count=processes,
                 load=self._load,
@@ -121,11 +96,9 @@ class ScoringPool(Closeable):
     ) -> list[RewardResult]:
         """Score responses concurrently; results are in order.
 
-        `on_scored` is called once per scored response.
-
-        Raises:
-            RewardFailed: a function raised, hung, died or returned an invalid value, and has no
-                error score. The remaining responses are not scored.
+        `on_scored` is called once per scored response. Raises RewardFailed if a function raised,
+        hung, died or returned an invalid value, and has no error score. The remaining responses are
+        not scored.
         """
         stop = threading.Event()
         runs = [(position, list(range(len(items)))) for position in sorted(self._batched)]
@@ -161,10 +134,10 @@ class ScoringPool(Closeable):
 
     def _load(self, child: BoundedProcess) -> None:
         sources = [function.spec.source for function in self._functions]
-        loaded = import_files(
+        loaded = pool.import_files(
             child,
             self._request,
-            FunctionsLoaded,
+            wire.FunctionsLoaded,
             files=(one.file or one.package or "" for one in sources if one is not None),
             where="spec.rewards",
             what="functions",
@@ -173,7 +146,7 @@ class ScoringPool(Closeable):
         if not self._is_routed:  # no data source has such a scorer
             self._grouped = frozenset(loaded.grouped)
 
-    def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
+    def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, wire.Scored]:
         """Return the scores of the functions that take one response, by their position."""
         if stop.is_set():
             raise RewardFailed(f"row {item.row}", "not scored: another response failed")
@@ -185,9 +158,9 @@ class ScoringPool(Closeable):
 
     def _score_all(
         self, position: int, items: Sequence[RewardItem], stop: threading.Event
-    ) -> list[Scored]:
+    ) -> list[wire.Scored]:
         """Return a function's score of each response, in few calls; a group is one call."""
-        function, answers = self._functions[position], list[Scored]()
+        function, answers = self._functions[position], list[wire.Scored]()
         for some in [items] if position in self._grouped else _runs(items):
             called = self._call(position, function, some)
             if called.failure is not None:
@@ -203,27 +176,25 @@ class ScoringPool(Closeable):
         self,
         function: _Function,
         items: Sequence[RewardItem],
-        answer: Scored,
+        answer: wire.Scored,
         stop: threading.Event,
-    ) -> Scored:
+    ) -> wire.Scored:
         """Return the score of a call, or the error score if it failed.
 
-        With an error score, the value `FAILED` is 1 for failed calls.
-
-        Raises:
-            RewardFailed: it failed, and there is no error score.
+        With an error score, the value `FAILED` is 1 for failed calls. Raises RewardFailed if it
+        failed, and there is no error score.
         """
         score = function.spec.error_score
         may_fail = score is not None or function.drops
         if not answer.reason_code:
-            return Scored(answer.score, {**answer.extras, FAILED: 0.0}) if may_fail else answer
+            return wire.Scored(answer.score, {**answer.extras, FAILED: 0.0}) if may_fail else answer
         failure = _failure(function, items, answer)
         if not may_fail:
             stop.set()
             raise failure
         outcome = "it is dropped" if function.drops else f"it scores {score:g}"
         _log.warning("%s; %s", failure, outcome)
-        return Scored(score or 0.0, {FAILED: 1.0})
+        return wire.Scored(score or 0.0, {FAILED: 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
         if not self._is_routed:
@@ -237,7 +208,7 @@ class ScoringPool(Closeable):
             )
         return [list(SCORERS).index(name)]
 
-    def _call(self, position: int, function: _Function, items: Sequence[RewardItem]) -> Called:
+    def _call(self, position: int, function: _Function, items: Sequence[RewardItem]) -> wire.Called:
         """Call one function for responses; a failure becomes an answer.
 
         A process can die of other causes than its call (out of memory, a signal), so a call has
@@ -253,22 +224,22 @@ class ScoringPool(Closeable):
                 "finish_reasons": [item.finish_reason for item in items],
             }
         )
-        failure = Scored()
+        failure = wire.Scored()
         seconds = function.seconds * (len(items) if position in self._grouped else 1)
-        for _ in range(ATTEMPTS):
-            request = CallFunction(next(self._numbers), position, columns)
+        for _ in range(pool.ATTEMPTS):
+            request = wire.CallFunction(next(self._numbers), position, columns)
             try:
                 with _failures():
-                    return self._children.call(request, seconds, Called)
+                    return self._children.call(request, seconds, wire.Called)
             except ChildTimeout:
                 got = f"no score after {seconds:g} s"
                 why = "killed with its descendants"
-                failure = Scored(reason_code="RewardTimeout", got=got, why=why)
+                failure = wire.Scored(reason_code="RewardTimeout", got=got, why=why)
                 break
             except (ChildDied, FrameError, msgspec.MsgspecError) as death:
                 why = f"its process {death}"
-                failure = Scored(reason_code="RewardDied", got="no score", why=why)
-        return Called(0, failure=failure)
+                failure = wire.Scored(reason_code="RewardDied", got="no score", why=why)
+        return wire.Called(0, failure=failure)
 
 
 def _functions_of(
@@ -276,10 +247,7 @@ def _functions_of(
 ) -> list[_Function]:
     """Return the functions to load: those of the job, or every scorer if rows are routed.
 
-    Args:
-        rewards: ``spec.rewards``.
-        program_seconds: time limit of a response's program.
-        patience: extra seconds for every call.
+    Every call has `patience` more seconds, and those of programs `program_seconds` for each.
     """
     routed = [RewardSpec(function=name, time_limit_seconds=BUILT_IN_SECONDS) for name in SCORERS]
     found, names = list[_Function](), list[str]()
@@ -301,9 +269,9 @@ def _failures() -> Iterator[None]:
     """Convert failures of the pool to failures of rewards."""
     try:
         yield
-    except NotStarted as problem:
+    except pool.NotStarted as problem:
         raise RewardFailed("spec.rewards", str(problem)) from None
-    except PoolClosed:
+    except pool.PoolClosed:
         raise RewardFailed("scoring", "the pool has been closed") from None
 
 
@@ -330,7 +298,7 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
         yield run
 
 
-def _failure(function: _Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
+def _failure(function: _Function, items: Sequence[RewardItem], answer: wire.Scored) -> RewardFailed:
     """Build the error of a failed call, for one response or several."""
     name = f"{function.label} {function.spec.function!r}"
     why = f": {answer.why}" if answer.why else ""
@@ -342,7 +310,7 @@ def _failure(function: _Function, items: Sequence[RewardItem], answer: Scored) -
     return RewardFailed(where, reason, row=first.row, response=response)
 
 
-def _combined(answers: list[tuple[_Function, Scored]]) -> RewardResult:
+def _combined(answers: list[tuple[_Function, wire.Scored]]) -> RewardResult:
     """Return the weighted sum of the scores, with the values of the functions.
 
     The values of a single function keep their names; those of several are ``<function>/<name>``,

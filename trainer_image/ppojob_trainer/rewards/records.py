@@ -19,25 +19,16 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class RewardItem:
-    """One response to score.
+    """One response to score."""
 
-    Attributes:
-        row: number of the response in the step, for messages.
-        response: decoded text, without the prompt.
-        ground_truth: ``reward_model.ground_truth`` of the row.
-        response_tokens: number of tokens, with the end token.
-        finish_reason: ``stop``, or ``length`` if the response reached the limit.
-        prompt: number of its prompt in the step.
-    """
-
-    row: int
+    row: int  # number of the response in the step, for messages
     data_source: str
-    response: str
+    response: str  # decoded text, without the prompt
     ground_truth: Json
     extra_info: Mapping[str, Json] = field(default_factory=dict)
-    response_tokens: int = 0
-    finish_reason: str = "stop"
-    prompt: int = 0
+    response_tokens: int = 0  # number of tokens, with the end token
+    finish_reason: str = "stop"  # ``stop``, or ``length`` if the response reached the limit
+    prompt: int = 0  # number of its prompt in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +77,8 @@ NO_ANSWER = "[INVALID]"
 def text_verdict(
     prediction: str | None, ground_truth: Json, *, score: float, format_score: float
 ) -> Verdict:
-    """Return the `verdict` on an answer that must equal the ground truth exactly.
-
-    Raises:
-        TypeError: the ground truth is not text; those for tools are not checked earlier.
-    """
-    if not isinstance(ground_truth, str):
+    """Return the `verdict` on an answer that must equal the ground truth exactly."""
+    if not isinstance(ground_truth, str):  # those for tools are not checked earlier
         raise TypeError(f"ground_truth: got {ground_truth!r}: a number as text")
     is_right = prediction == ground_truth
     return verdict(prediction, is_right=is_right, score=score, format_score=format_score)

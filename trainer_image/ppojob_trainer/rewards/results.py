@@ -1,4 +1,4 @@
-"""Validation of what reward functions return."""
+"""Validation of what reward functions return; readers raise `BadResult`."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,6 @@ class BadResult(Exception):  # noqa: N818  the result is bad
     Attributes:
         reason_code: ``NonFiniteReward``, ``BadRewardResult`` or ``BadAnswer``.
         got: the value, in at most 80 characters.
-        why: why it is invalid.
     """
 
     def __init__(self, reason_code: str, got: str, why: str) -> None:
@@ -30,9 +29,6 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     """Read a number, or a mapping with a number under "score" and further named values.
 
     Numbers are booleans and scalars of Python, NumPy and CPU tensors. Values of None are ignored.
-
-    Raises:
-        BadResult: it is anything else.
     """
     if not isinstance(value, Mapping):
         return read_number(value, "a number or a dict with a score"), {}
@@ -54,11 +50,7 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
 
 
 def read_results(value: Any, count: int) -> list[object]:
-    """Read a list or a one-dimensional array with one result for each response.
-
-    Raises:
-        BadResult: it is anything else.
-    """
+    """Read a list or a one-dimensional array with one result for each response."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(listed, list | tuple):
         why = f"not a list: a list of {count} numbers, or dicts with a score"
@@ -84,7 +76,7 @@ def encodable(value: str) -> str:
 
 
 def read_number(value: object, wanted: str) -> float:
-    """Return a number that is finite in float32, or raise a `BadResult` that says `wanted`."""
+    """Return a number that is finite in float32; `wanted` is for the message."""
     number: Any = value
     if hasattr(value, "shape") and hasattr(value, "item"):
         if getattr(value, "is_cuda", False):

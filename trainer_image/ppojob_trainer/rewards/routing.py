@@ -25,35 +25,28 @@ from ppojob_trainer.rewards.records import text_problem
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A built-in scorer.
+    """A built-in scorer."""
 
-    Attributes:
-        score: (response, ground truth, **arguments) -> result of a reward function, usually a
-            `records.Verdict`.
-        ground_truth_problem: ground truth -> what is allowed, if it is not of the right form.
-        reads: the part of a response that it scores, for the docs.
-        data_sources: values of ``data_source`` that it scores, besides those with one of the
-            `prefixes` or `words`.
-        prepare: imports slow libraries, outside the time limit of a call.
-        runs_code: whether ``score`` runs code of responses, and takes a `Sandbox`.
-        takes_row: whether ``score`` takes a `Row` after the ground truth.
-        takes_group: whether ``score`` takes all responses to a prompt, and returns a list.
-        arguments_problem: arguments of the right types -> their problem, if any.
-        seconds: (time limit of a program, arguments) -> time of a call in addition to the limit of
-            the function.
-    """
-
+    # (response, ground truth, **arguments) -> result of a reward function, usually a
+    # `records.Verdict`.
     score: Callable[..., object]
+    # Ground truth -> what is allowed, if it is not of the right form.
     ground_truth_problem: Callable[[Json], str | None]
-    reads: str
+    reads: str  # the part of a response that it scores, for the docs
+    # Values of ``data_source`` that it scores, besides those with one of the `prefixes` or `words`.
     data_sources: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    # Imports slow libraries, outside the time limit of a call.
     prepare: Callable[[], object] = lambda: None
-    runs_code: bool = False
-    takes_row: bool = False
+    runs_code: bool = False  # whether ``score`` runs code of responses, and takes a `Sandbox`
+    takes_row: bool = False  # whether ``score`` takes a `Row` after the ground truth
+    # Whether ``score`` takes all responses to a prompt, and returns a list.
     takes_group: bool = False
+    # Arguments of the right types -> their problem, if any.
     arguments_problem: Callable[[Mapping[str, Json]], Wrong | None] = lambda _: None
+    # (time limit of a program, arguments) -> time of a call in addition to the limit of the
+    # function.
     seconds: Callable[[float, Mapping[str, Json]], float] = lambda *_: 0.0
 
 

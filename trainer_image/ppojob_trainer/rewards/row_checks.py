@@ -11,15 +11,11 @@ from ppojob_trainer.rewards.routing import SCORERS, route
 
 @dataclass(frozen=True, slots=True)
 class RowChecks:
-    """Implements ``data.row_checks.RewardChecks``.
+    """Implements ``data.row_checks.RewardChecks``."""
 
-    Attributes:
-        names: built-in scorers that score every row; None if the data source selects one.
-        needs_answer: whether the probability of the ground truth is a reward.
-    """
-
+    # Built-in scorers that score every row; None if the data source selects one.
     names: tuple[str, ...] | None = None
-    needs_answer: bool = False
+    needs_answer: bool = False  # whether the probability of the ground truth is a reward
 
     def data_source_problem(self, data_source: str) -> str | None:
         """Return what is allowed, if no scorer supports the data source."""

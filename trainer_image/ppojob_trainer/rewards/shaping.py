@@ -15,15 +15,10 @@ class OverlongPenalty:
 
     DAPO (arXiv:2503.14476), section 3.4, equation 13, with verl's factor: 0 up to the buffer before
     the limit, then linear to `-factor` at the limit.
-
-    Attributes:
-        max_tokens: limit of a response.
-        buffer_tokens: tokens before the limit where the penalty begins.
-        factor: penalty at the limit.
     """
 
     max_tokens: int
-    buffer_tokens: int
+    buffer_tokens: int  # tokens before the limit where the penalty begins
     factor: float
 
     def rewards(self, lengths: Sequence[int]) -> list[float]:
@@ -37,21 +32,13 @@ class OverlongPenalty:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShaping:
-    """Transforms scores for the estimators.
-
-    Attributes:
-        low: lower limit of scores.
-        high: upper limit of scores.
-        truncation: penalty of a response that reached the length limit.
-        overlong: penalty of long responses; None for none.
-        counts: whether scores count, and not only the penalties.
-    """
+    """Transforms scores for the estimators."""
 
     low: float = -math.inf
     high: float = math.inf
-    truncation: float = 0.0
+    truncation: float = 0.0  # penalty of a response that reached the length limit
     overlong: OverlongPenalty | None = None
-    counts: bool = True
+    counts: bool = True  # whether scores count, and not only the penalties
 
     @classmethod
     def of(cls, spec: PPOJobSpec) -> ScoreShaping:

@@ -9,17 +9,11 @@ from ppojob_trainer.sandbox.executor import Settings
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """The job's judge, for functions.
+    """The job's judge, for functions."""
 
-    Attributes:
-        url: URL up to ``/v1``.
-        model: name of the model there, which is its folder.
-        patience: extra seconds of a call, for a restart of the judge.
-    """
-
-    url: str
-    model: str
-    patience: float
+    url: str  # URL up to ``/v1``
+    model: str  # name of the model there, which is its folder
+    patience: float  # extra seconds of a call, for a restart of the judge
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -38,88 +32,60 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
-    """Load functions; calls refer to them by position.
-
-    Attributes:
-        is_routed: whether these are all built-in scorers, of which few will be called: each is
-            prepared by its first call.
-        judge: the job's judge; None without one.
-    """
+    """Load functions; calls refer to them by position."""
 
     rewards: list[Function]
     sandbox: Settings
+    # Whether these are all built-in scorers, of which few will be called: each is prepared by its
+    # first call.
     is_routed: bool
     judge: Judge | None = None
 
 
 class FunctionsLoaded(Loaded, frozen=True):
-    """Answer to ``LoadFunctions``.
+    """Answer to ``LoadFunctions``."""
 
-    Attributes:
-        batched: positions of functions that take all responses at once.
-        grouped: positions of functions that take all responses to a prompt.
-    """
-
+    # Positions of functions that take all responses at once.
     batched: list[int] = msgspec.field(default_factory=list)
+    # Positions of functions that take all responses to a prompt.
     grouped: list[int] = msgspec.field(default_factory=list)
 
 
 class CallFunction(Numbered, frozen=True, tag=True):
-    """Score responses with one call of a function.
+    """Score responses with one call of a function."""
 
-    Attributes:
-        function: position in ``LoadFunctions``; if neither batched nor grouped, it takes one
-            response.
-        columns: JSON object of lists with an entry for each response, by the argument names of
-            batched functions (``custom.SINGULAR``).
-    """
-
+    # Position in ``LoadFunctions``; if neither batched nor grouped, it takes one response.
     function: int
+    # JSON object of lists with an entry for each response, by the argument names of batched
+    # functions (``custom.SINGULAR``).
     columns: bytes
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A function's score of a response, or the failure of a response or a call.
+    """A function's score of a response, or the failure of a response or a call."""
 
-    Attributes:
-        score: valid if `reason_code` is empty.
-        extras: named values.
-        reason_code: code of the failure; empty for a score.
-        got: what it returned or raised, in one line.
-        why: reason of the failure.
-    """
-
-    score: float = 0.0
+    score: float = 0.0  # valid if `reason_code` is empty
     extras: dict[str, float | str] = {}
-    reason_code: str = ""
-    got: str = ""
+    reason_code: str = ""  # code of the failure; empty for a score
+    got: str = ""  # what it returned or raised, in one line
     why: str = ""
 
 
 class Called(Numbered, frozen=True):
-    """Answer to ``CallFunction``.
+    """Answer to ``CallFunction``."""
 
-    Attributes:
-        scores: one for each response, in order; empty if the call failed.
-        failure: failure of the call; else None.
-    """
-
+    # One for each response, in order; empty if the call failed.
     scores: list[Scored] = msgspec.field(default_factory=list)
     failure: Scored | None = None
 
 
 class NotScored(msgspec.Struct, frozen=True):
-    """Why responses have no scores.
-
-    Attributes:
-        message: one line.
-        row: number in its batch of the response that could not be scored; None for several.
-        response: its text, possibly truncated.
-    """
+    """Why responses have no scores."""
 
     message: str
+    # Number in its batch of the response that could not be scored; None for several.
     row: int | None = None
-    response: str = ""
+    response: str = ""  # its text, possibly truncated
 
 
 ScorerRequest = LoadFunctions | CallFunction

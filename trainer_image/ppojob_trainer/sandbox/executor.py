@@ -53,17 +53,12 @@ class SandboxRefused(Exception):  # noqa: N818  it says what happened
 class Sandbox:
     """Runs programs, each with all isolation that this machine supports.
 
-    Args:
-        limits: of each program.
-        least: the lowest acceptable level.
-        isolation: isolation to test; default: all that is supported.
+    `isolation` is what is tested, by default all that is supported. Raises SandboxRefused if the
+    level is below ``least``.
 
     Attributes:
         level: the highest level that passed the test.
         description: the level, and why it is not higher.
-
-    Raises:
-        SandboxRefused: the level is below ``least``.
     """
 
     def __init__(
@@ -100,11 +95,7 @@ def answer_seconds(spec: Settings) -> float:
 
 @cache
 def open_sandbox(spec: Settings) -> Runner:
-    """Open the sandbox once per process, and print its description to the log of the pod.
-
-    Raises:
-        SandboxRefused: this machine isolates programs less than the settings require.
-    """
+    """Open the sandbox once per process, or raise SandboxRefused; prints its description."""
     limits = Limits(spec.time_limit_seconds, spec.memory_mib << 20)
     opened: Runner
     if spec.url:

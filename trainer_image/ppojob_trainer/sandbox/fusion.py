@@ -53,11 +53,7 @@ class FusionSandbox:
         self.description = f"sandbox: the service at {url}"
 
     def run(self, program: Program) -> Outcome:
-        """Run a program until it ends or exceeds a limit.
-
-        Raises:
-            CallFailed: the service gave no answer, or could not run it, so there is no result.
-        """
+        """Run a program until it ends or exceeds a limit; raises CallFailed without a result."""
         nonce = secrets.token_hex(16)
         answer = post_json(
             self._url,

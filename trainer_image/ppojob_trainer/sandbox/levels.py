@@ -36,21 +36,14 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Means of isolating a process.
+    """Means of isolating a process."""
 
-    Attributes:
-        landlock: version of the kernel's interface; 0 for none.
-        filter: program for seccomp; empty for none.
-        command: prefix of the interpreter's command line, for bubblewrap; empty for none.
-        readable: readable folders.
-        limitation: why the level is not higher, for messages; empty at the highest.
-    """
-
-    landlock: int
-    filter: bytes
+    landlock: int  # version of the kernel's interface; 0 for none
+    filter: bytes  # program for seccomp; empty for none
+    # Prefix of the interpreter's command line, for bubblewrap; empty for none.
     command: tuple[str, ...]
     readable: tuple[str, ...]
-    limitation: str = ""
+    limitation: str = ""  # why the level is not higher, for messages; empty at the highest
 
     @property
     def level(self) -> Level:

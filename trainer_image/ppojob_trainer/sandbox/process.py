@@ -31,39 +31,26 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of a program.
+    """Resource limits of a program."""
 
-    Attributes:
-        seconds: wall time and, rounded up, processor time.
-        memory_bytes: address space.
-        output_bytes: all output together.
-        threads: concurrent threads.
-    """
-
-    seconds: float = 10.0
-    memory_bytes: int = 1 << 30
-    output_bytes: int = 8 << 20
+    seconds: float = 10.0  # wall time and, rounded up, processor time
+    memory_bytes: int = 1 << 30  # address space
+    output_bytes: int = 8 << 20  # all output together
     threads: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Untrusted Python code.
-
-    Attributes:
-        prelude: trusted code, which runs before it in the same module.
-        function: a trusted expression for a function of the code; its return value is the answer.
-            Empty if the code is a whole program.
-        arguments: of that function, a JSON list.
-        integer_keys: whether the keys of the first argument, an object, are integers.
-    """
+    """Untrusted Python code."""
 
     code: str
-    prelude: str = ""
+    prelude: str = ""  # trusted code, which runs before it in the same module
     stdin: str = ""
+    # A trusted expression for a function of the code; its return value is the answer. Empty if the
+    # code is a whole program.
     function: str = ""
-    arguments: str = "[]"
-    integer_keys: bool = False
+    arguments: str = "[]"  # of that function, a JSON list
+    integer_keys: bool = False  # whether the keys of the first argument, an object, are integers
 
     def message(self, nonce: str) -> dict[str, object]:
         """Return the message for its process, which has everything except stdin."""
@@ -74,21 +61,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a program.
-
-    Attributes:
-        answer: return value of the function in JSON; empty for none.
-        is_well: whether it ended by itself, without an error, and within its limits.
-        is_python: whether its code compiles, as reported by its process.
-        stopped: the exceeded limit: ``time``, ``output`` or ``threads``; empty for none.
-    """
+    """Outcome of a program."""
 
     stdout: bytes
-    answer: bytes
+    answer: bytes  # return value of the function in JSON; empty for none
     errors: bytes
-    is_well: bool
-    is_python: bool
-    stopped: str
+    is_well: bool  # whether it ended by itself, without an error, and within its limits
+    is_python: bool  # whether its code compiles, as reported by its process
+    stopped: str  # the exceeded limit: ``time``, ``output`` or ``threads``; empty for none
 
 
 def after_nonce(given: bytes, nonce: str) -> bytes:
@@ -100,13 +80,8 @@ def after_nonce(given: bytes, nonce: str) -> bytes:
 def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Outcome:
     """Run `ppojob_trainer.sandbox.inside` in a new interpreter.
 
-    The outcome's answer is everything that was written to the pipe for answers.
-
-    Args:
-        command: prefix of the interpreter's command line.
-        message: a Python literal for the interpreter.
-        stdin: of the program.
-        limits: after which it is killed.
+    `command` is the prefix of its command line, `message` a Python literal for it, and `stdin` that
+    of the program. The outcome's answer is everything that was written to the pipe for answers.
     """
     with contextlib.ExitStack() as pipes:
         message_read, message_write = _pipe(pipes)

@@ -76,11 +76,7 @@ class _Comparison(ctypes.Structure):
 
 
 def filter_program() -> bytes:
-    """Compile the list to a BPF program for this processor, by libseccomp.
-
-    Raises:
-        FilterError: it cannot be compiled here.
-    """
+    """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:

@@ -6,26 +6,26 @@ cannot reach the pipes. The parent and the guardian end loops, fork bombs and de
 """
 
 import inspect
-import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from socket import socket
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.user_code import ImportFolder, raised
+from ppojob_trainer.children.user_code import ImportFolder, raised, run_coroutine
 from ppojob_trainer.data.media.pictures import MOST_BYTES
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
+from ppojob_trainer.tools import wire
 from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
@@ -44,43 +44,21 @@ from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
 from ppojob_trainer.tools.schemas import tool_schema
-from ppojob_trainer.tools.wire import (
-    AgentCode,
-    CallTool,
-    CloseEnvironment,
-    Conversation,
-    Described,
-    LoadTools,
-    ModelRequest,
-    ServerCode,
-    Source,
-    ToolCalled,
-    ToolCode,
-    ToolRequest,
-    ToolsDescribed,
-    ToolsLoaded,
-    UserCode,
-)
 
 # Bound before users' code is imported, which may replace them.
-_decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
+_decode: Final = msgspec.msgpack.Decoder(wire.ToolRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_json: Final = msgspec.json.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
-_decode_conversation: Final = msgspec.json.Decoder(Conversation).decode
+_decode_conversation: Final = msgspec.json.Decoder(wire.Conversation).decode
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A loaded tool or user simulator.
-
-    Attributes:
-        call: a `Tool`, a `Method` of an environment, or a `User`.
-        folder: folder of its file; empty without one.
-    """
+    """A loaded tool or user simulator."""
 
     name: str
-    call: Callable[..., object] | Method
+    call: Callable[..., object] | Method  # a `Tool`, a `Method` of an environment, or a `User`
     is_user: bool
     folder: str
 
@@ -95,14 +73,28 @@ class Tools:
 
     def __init__(self) -> None:
         self._tools: list[_Loaded] = []
-        self._servers: dict[str, tuple[McpServer, Mapping[str, Described] | None]] = {}
-        self._request: LoadTools
-        self._agent: AgentCode
+        self._servers: dict[str, tuple[McpServer, Mapping[str, wire.Described] | None]] = {}
+        self._request: wire.LoadTools
+        self._agent: wire.AgentCode
         self._listener: socket | None = None
         self._imports = ImportFolder()
         self._environments = Environments(self._method, self._finished)
 
-    def load(self, request: LoadTools) -> ToolsLoaded:
+    def answer(self, body: bytes) -> bytes:
+        """Answer a request."""
+        request = _decode(body)
+        if isinstance(request, wire.LoadTools):
+            return _encode(self.load(request))
+        if isinstance(request, wire.CallTool):
+            return _encode(self.call(request))
+        if isinstance(request, wire.CloseEnvironment):
+            return _encode(self.close_environment(request))
+        path, server = request.path, request.server
+        return _encode(
+            self.describe(server) if server else describe_tools(path, request.environment)
+        )
+
+    def load(self, request: wire.LoadTools) -> wire.ToolsLoaded:
         """Load all tools and users; return the problems of those that cannot be used."""
         self._request = request
         self._agent = agent = request.agent
@@ -110,7 +102,7 @@ class Tools:
             self._listener = open_listener()
         problems = self._open_servers()
         modules: dict[str, ModuleType] = {}
-        answering: list[tuple[str, ToolCode | UserCode]] = [
+        answering: list[tuple[str, wire.ToolCode | wire.UserCode]] = [
             *((f"tools[{number}]", tool) for number, tool in enumerate(agent.tools)),
             *((f"interactions[{number}]", user) for number, user in enumerate(agent.interactions)),
         ]
@@ -119,30 +111,31 @@ class Tools:
                 self._tools.append(self._load(one, modules))
             except ConfigError as wrong:
                 problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
-        return ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
+        return wire.ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
 
-    def describe(self, server: ServerCode) -> ToolsDescribed:
+    def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
         """List the tools of a server."""
-        opened = McpServer(server, self._run)
+        opened = McpServer(server)
         if (wrong := opened.problem()) is not None:
-            return ToolsDescribed([], [f"{server.name}: {wrong}"])
+            return wire.ToolsDescribed([], [f"{server.name}: {wrong}"])
         try:
-            return ToolsDescribed(list(opened.tools().values()), [])
+            return wire.ToolsDescribed(list(opened.tools().values()), [])
         except McpFailed as failed:
-            return ToolsDescribed([], [_unreachable(server.name, server, failed)])
+            return wire.ToolsDescribed([], [_unreachable(server.name, server, failed)])
 
-    def call(self, request: CallTool) -> ToolCalled:
+    def call(self, request: wire.CallTool) -> wire.ToolCalled:
         """Call a tool or a user with objects decoded for this call only."""
         tool, number = self._tools[request.tool], request.number
         try:
             self._imports.enter(tool.folder)
             value = self._finished(self._called(tool, request))
-            if isinstance(value, ModelRequest):
-                return ToolCalled(number, asked=_encode_json(value))
+            if isinstance(value, wire.ModelRequest):
+                return wire.ToolCalled(number, ToolAnswer("", asked=_encode_json(value)))
             if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
                 encoded = _encode_json(context) if context else b""
-                return ToolCalled(number, text, score, ends=ends, context=encoded)
+                reply = ToolAnswer(text, score, ends=ends, context=encoded)
+                return wire.ToolCalled(number, reply)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
                 why = "the model, its chat template, critic or reference takes none of tools"
@@ -152,25 +145,25 @@ class Tools:
                 raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
-            return ToolCalled(number, text, reward, pictures=pictures)
+            return wire.ToolCalled(number, ToolAnswer(text, reward), pictures)
         except BadResult as bad:
-            return ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
+            return wire.ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
         except ProgramRaised as of_program:
             text, where = of_program.args
-            return ToolCalled(number, raised=text, where=where)
+            return wire.ToolCalled(number, raised=text, where=where)
         except BaseException as error:  # also SystemExit
             text, where = raised(error, __file__)
-            return ToolCalled(number, raised=text, where=where)
+            return wire.ToolCalled(number, raised=text, where=where)
 
-    def close_environment(self, request: CloseEnvironment) -> ToolCalled:
+    def close_environment(self, request: wire.CloseEnvironment) -> wire.ToolCalled:
         """Close the environment of a row."""
         try:
             self._environments.close(request.row)
         except BaseException as error:
-            return ToolCalled(request.number, raised=raised(error, __file__)[0])
-        return ToolCalled(request.number)
+            return wire.ToolCalled(request.number, raised=raised(error, __file__)[0])
+        return wire.ToolCalled(request.number)
 
-    def _called(self, tool: _Loaded, request: CallTool) -> object:
+    def _called(self, tool: _Loaded, request: wire.CallTool) -> object:
         if isinstance(tool.call, Method):
             return self._environments.call(request)
         decode = _decode_conversation if tool.is_user else _decode_json
@@ -184,20 +177,13 @@ class Tools:
         return method
 
     def _finished(self, value: object) -> object:
-        return self._run(awaited(value)) if inspect.isawaitable(value) else value
-
-    @cached_property
-    def _run(self) -> Callable[[Coroutine[Any, Any, object]], object]:
-        """Run a coroutine in the event loop of all calls, so that they can keep connections."""
-        import asyncio  # late: it imports slowly, and few tools are coroutines
-
-        return asyncio.Runner().run
+        return run_coroutine(awaited(value)) if inspect.isawaitable(value) else value
 
     def _open_servers(self) -> list[str]:
         """Read the tools' schemas from the MCP servers, if needed; return the problems."""
         problems: list[str] = []
         for position, code in enumerate(self._agent.mcp_servers):
-            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._run)
+            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code)
             if (wrong := server.problem()) is not None:
                 problems.append(f"{where}: {wrong}")
                 continue
@@ -209,12 +195,12 @@ class Tools:
             self._servers[code.name] = server, offered
         return problems
 
-    def _load(self, one: ToolCode | UserCode, modules: dict[str, ModuleType]) -> _Loaded:
+    def _load(self, one: wire.ToolCode | wire.UserCode, modules: dict[str, ModuleType]) -> _Loaded:
         path = (one.source.file if one.source else None) or ""
         name = (one.source.function if one.source else None) or one.name
         folder = str(Path(path).resolve().parent) if path else ""
         self._imports.enter(folder)
-        if isinstance(one, UserCode):
+        if isinstance(one, wire.UserCode):
             user: User
             if self._listener and one.interface == "openai":
                 user = Program(load_program(path, name, one, modules), self._listener)
@@ -230,8 +216,8 @@ class Tools:
             tool = self._without_file(one)
         return _Loaded(one.name, tool, False, folder)
 
-    def _without_file(self, tool: ToolCode) -> Tool | Method:
-        source = tool.source or Source()
+    def _without_file(self, tool: wire.ToolCode) -> Tool | Method:
+        source = tool.source or wire.Source()
         if source.mcp_server is not None:
             if source.mcp_server not in self._servers:
                 return _answered_elsewhere  # never called: the server has a problem
@@ -243,7 +229,7 @@ class Tools:
             return _answered_elsewhere
         return self._built_in(tool)
 
-    def _built_in(self, spec: ToolCode) -> Tool:
+    def _built_in(self, spec: wire.ToolCode) -> Tool:
         tool, config = TOOLS[spec.name], spec.config
         sandbox = partial(open_sandbox, self._request.sandbox)
         if tool.runs_code:
@@ -269,31 +255,11 @@ def _answered_elsewhere(*_: object) -> object:
     raise LookupError("another role answers it")
 
 
-def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
+def _unreachable(where: str, server: wire.ServerCode, failed: McpFailed) -> str:
     got = shown(server.url or " ".join(server.command))
     why = f"the server does not list its tools: {failed}"
     return f"{where}: got {got}: {why}; a running MCP server"
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
-    tools = Tools()
-
-    def answer(body: bytes) -> bytes:
-        request = _decode(body)
-        if isinstance(request, LoadTools):
-            return _encode(tools.load(request))
-        if isinstance(request, CallTool):
-            return _encode(tools.call(request))
-        if isinstance(request, CloseEnvironment):
-            return _encode(tools.close_environment(request))
-        path, server = request.path, request.server
-        return _encode(
-            tools.describe(server) if server else describe_tools(path, request.environment)
-        )
-
-    guardian.answer_requests(requests, answers, answer)
-
-
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(lambda: Tools().answer)

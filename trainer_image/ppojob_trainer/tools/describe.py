@@ -49,8 +49,7 @@ def _described_by_child(
     try:
         body = child.call(msgspec.msgpack.encode(request), _SECONDS)
     except (ChildTimeout, ChildDied) as error:
-        reason = str(error) or f"gave no answer in {_SECONDS:g} s"
-        raise ConfigError(f"{got} {reason}; {allowed}") from None
+        raise ConfigError(f"{got} {error}; {allowed}") from None
     finally:
         child.kill()
     described = msgspec.msgpack.decode(body, type=ToolsDescribed)

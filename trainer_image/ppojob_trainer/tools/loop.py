@@ -20,15 +20,12 @@ _Generator = Generator[object, str, object]
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A user simulator that is a generator function.
+    """A user simulator that is a generator function."""
 
-    Attributes:
-        function: takes the messages of the prompt, and the row's arguments by name. Its first
-            yield has no value, and evaluates to the model's first turn. Each further one yields a
-            text, or a list of messages that begins a new context, optionally in a tuple with a
-            score, and evaluates to the turn that answers it. It returns None or a score.
-    """
-
+    # Takes the messages of the prompt, and the row's arguments by name. Its first yield has no
+    # value, and evaluates to the model's first turn. Each further one yields a text, or a list of
+    # messages that begins a new context, optionally in a tuple with a score, and evaluates to the
+    # turn that answers it. It returns None or a score.
     function: Callable[..., _Generator]
 
     def __call__(

@@ -7,11 +7,12 @@ share no connection state; or it uses the session of its row, which is an enviro
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ppojob_api.problem import printable, shown
+from ppojob_trainer.children.user_code import run_coroutine
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem
 from ppojob_trainer.json_value import Json, without_nulls
@@ -35,12 +36,11 @@ class McpFailed(Exception):  # noqa: N818  the name in messages
 
 
 class McpServer:
-    """An MCP server; `run` runs a coroutine."""
+    """An MCP server."""
 
-    def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
+    def __init__(self, code: ServerCode) -> None:
         self.name = code.name
         self._code = code
-        self._run = run
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
 
     @property
@@ -62,15 +62,13 @@ class McpServer:
         """Return its tools by name, or raise McpFailed; it is retried for some seconds."""
         for wait in (*_WAITS, None):
             try:
-                found: dict[str, Described] = self._run(self._listed())
+                return run_coroutine(self._listed())
             except TimeoutError:
                 raise McpFailed(f"no answer in {LIST_SECONDS:g} s") from None
             except BaseException as error:  # the client raises groups of any exceptions
                 if wait is None:
                     raise McpFailed(self.reason(error)) from None
                 time.sleep(wait)
-            else:
-                return found
         raise AssertionError("the last attempt raises")
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> object:

@@ -63,13 +63,9 @@ class ToolPool(Closeable):
     repeats the row's earlier calls.
 
     Args:
-        agent: tools and user simulators.
-        sandbox: ``spec.sandbox``; None for the default.
-        processes: number of child processes.
         memory_bytes: limit of each process's data segment.
         variables: names of environment variables that tools get, if set.
         elsewhere: names of tools that another role runs.
-        log: for output and failures of tools.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
@@ -210,7 +206,7 @@ class ToolPool(Closeable):
             row, before = environment.row, list(environment.calls)
             request = msgspec.structs.replace(request, row=row, before=before)
         try:
-            answer = self._answer(request, limit)
+            called = self._answer(request, limit)
             if environment is not None:
                 environment.calls.append(EnvironmentCall(position, arguments))
         except ChildTimeout:
@@ -218,22 +214,15 @@ class ToolPool(Closeable):
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
             self._log.warning("%s: %s: no answer: %s", instance, call.name, death)
             return self._failed("died", call)
-        if answer.raised:
-            self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
-            return self._failed("raised", call, answer.raised)
+        if called.raised:
+            self._log.warning("%s: %s: %s: %s", instance, call.name, called.raised, called.where)
+            return self._failed("raised", call, called.raised)
         try:
-            pictures_shown = packed(read_pictures(answer.pictures))
+            pictures_shown = packed(read_pictures(called.pictures))
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, str(bad))
-        return ToolAnswer(
-            answer.text,
-            answer.reward,
-            ends=answer.ends,
-            pictures=pictures_shown,
-            context=answer.context,
-            asked=answer.asked,
-        )
+        return msgspec.structs.replace(called.answer, pictures=pictures_shown)
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
         home = self._homes.setdefault(request.row, Home()) if request.row else Home()

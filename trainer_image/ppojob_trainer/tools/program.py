@@ -51,14 +51,10 @@ class _Ended(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A user simulator that is a program.
+    """A user simulator that is a program."""
 
-    Attributes:
-        function: takes the messages of the prompt, and the row's arguments by name; returns None
-            or a score, or an awaitable of it.
-        listener: socket of OPENAI_BASE_URL.
-    """
-
+    # Takes the messages of the prompt, and the row's arguments by name; returns None or a score, or
+    # an awaitable of it.
     function: Callable[..., object]
     listener: socket.socket
 

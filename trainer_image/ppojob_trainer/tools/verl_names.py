@@ -115,17 +115,11 @@ class BaseInteraction:
 
 @dataclass(eq=False)  # users may keep them in sets
 class FunctionTool:
-    """A function that is registered as a tool.
-
-    Attributes:
-        name: name of the tool.
-        fn: the function.
-        schema: schema for the model; None to derive it from the function.
-    """
+    """A function that is registered as a tool."""
 
     name: str
     fn: Callable[..., Any]
-    schema: Any
+    schema: Any  # schema for the model; None to derive it from the function
 
     async def call(self, parameters: dict[str, Any]) -> Any:
         """Call the function with keyword arguments."""

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ppojob_trainer.children.frames import Loaded, Numbered
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
 from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import Side
 
@@ -14,21 +14,13 @@ Message = dict[str, Any]
 
 
 class UserTurn(msgspec.Struct, frozen=True, array_like=True):
-    """An earlier answer of a user simulator, or request of a program.
+    """An earlier answer of a user simulator, or request of a program."""
 
-    Attributes:
-        start: number of messages before it.
-        messages: number of its messages.
-        begins_context: whether they begin a context.
-        tools: of a program, tool schemas for the model from here on.
-        max_tokens: of a program, limit of the next turn of the model; 0 for the job's limit.
-    """
-
-    start: int
-    messages: int = 1
-    begins_context: bool = False
-    tools: list[Message] = []
-    max_tokens: int = 0
+    start: int  # number of messages before it
+    messages: int = 1  # number of its messages
+    begins_context: bool = False  # whether they begin a context
+    tools: list[Message] = []  # of a program, tool schemas for the model from here on
+    max_tokens: int = 0  # of a program, limit of the next turn of the model; 0 for the job's limit
 
 
 class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -43,47 +35,31 @@ class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """A program's request to the model.
+    """A program's request to the model, or the messages of a user simulator."""
 
-    Attributes:
-        messages: normalised messages (`tools.requests.read_message`): all of a new context, else
-            those after the last turn; none if the request is the prompt of the data.
-        begins_context: whether they begin a context.
-        tools: tool schemas for the model.
-        max_tokens: limit of the turn; 0 for the job's limit.
-    """
-
+    # Normalised messages (`tools.requests.read_message`): all of a new context, else those after
+    # the last turn; none if the request is the prompt of the data.
     messages: list[Message]
-    begins_context: bool
+    begins_context: bool = False
     tools: list[Message] = []
-    max_tokens: int = 0
+    max_tokens: int = 0  # limit of the turn; 0 for the job's limit
 
 
 class Conversation(msgspec.Struct):
-    """A conversation, as the input of its user simulator.
+    """A conversation, as the input of its user simulator."""
 
-    Attributes:
-        messages: messages of all contexts, concatenated.
-        prompt: number of messages of the prompt.
-        user_turns: answers of the user simulator, or requests of the program, in order.
-        model_turns: of a program, the turns that answered its requests.
-        sampling: of a program, settings of the job that it may repeat, by OpenAI's names.
-    """
-
-    messages: list[Message]
-    prompt: int
-    # The encoded names are those of checkpoints with rows in flight.
+    messages: list[Message]  # messages of all contexts, concatenated
+    prompt: int  # number of messages of the prompt
+    # Answers of the user simulator, or requests of the program, in order. The encoded names, here
+    # and below, are those of checkpoints with rows in flight.
     user_turns: list[UserTurn] = msgspec.field(default_factory=list, name="spoken")
+    # Of a program, the turns that answered its requests.
     model_turns: list[ModelTurn] = msgspec.field(default_factory=list, name="drawn")
+    # Of a program, settings of the job that it may repeat, by OpenAI's names.
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
 
-    def add_messages(self, messages: list[Message], *, begins_context: bool = False) -> None:
-        """Append a turn of the user simulator."""
-        self.user_turns.append(UserTurn(len(self.messages), len(messages), begins_context))
-        self.messages += messages
-
     def add_request(self, request: ModelRequest) -> None:
-        """Append a program's request."""
+        """Append a turn of the user simulator, or a program's request."""
         size, more = len(request.messages), (request.tools, request.max_tokens)
         self.user_turns.append(UserTurn(len(self.messages), size, request.begins_context, *more))
         self.messages += request.messages
@@ -156,16 +132,11 @@ class AgentCode(msgspec.Struct, frozen=True):
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
-    """Load the tools and users of a job; calls refer to them by position, first the tools.
-
-    Attributes:
-        elsewhere: names of tools that another role runs, which are not loaded.
-        compares: whether schemas are compared with those of the MCP servers.
-    """
+    """Load the tools and users of a job; calls refer to them by position, first the tools."""
 
     agent: AgentCode
-    elsewhere: list[str]
-    compares: bool
+    elsewhere: list[str]  # names of tools that another role runs, which are not loaded
+    compares: bool  # whether schemas are compared with those of the MCP servers
     sandbox: Settings
 
 
@@ -176,37 +147,25 @@ class ToolsLoaded(Loaded, frozen=True):
 
 
 class EnvironmentCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call to the environment of a row.
+    """A call to the environment of a row."""
 
-    Attributes:
-        tool: position in ``LoadTools``.
-        arguments: JSON object.
-    """
-
-    tool: int
-    arguments: bytes
+    tool: int  # position in ``LoadTools``
+    arguments: bytes  # JSON object
 
 
 class CallTool(Numbered, frozen=True, tag=True):
-    """Call a tool or a user simulator.
+    """Call a tool or a user simulator."""
 
-    Attributes:
-        tool: position in ``LoadTools``.
-        instance: name of the call, the same in every repetition.
-        arguments: JSON object; for a user simulator the `Conversation`.
-        created: JSON object: the row's constructor arguments of the tool, or those of each of its
-            environments, or arguments of the user simulator.
-        pictures: pictures of the row so far; None if tools cannot return pictures.
-        row: name of the row, for a call to its environment.
-        before: earlier calls of the row to its environment, in order.
-    """
-
-    tool: int
-    instance: str
-    arguments: bytes
+    tool: int  # position in ``LoadTools``
+    instance: str  # name of the call, the same in every repetition
+    arguments: bytes  # JSON object; for a user simulator the `Conversation`
+    # JSON object: the row's constructor arguments of the tool or of each environment, or arguments
+    # of the user simulator.
     created: bytes
+    # Pictures of the row so far; None if tools cannot return pictures.
     pictures: list[SeenPicture] | None = None
-    row: str = ""
+    row: str = ""  # name of the row, for a call to its environment
+    # Earlier calls of the row to its environment, in order.
     before: list[EnvironmentCall] = msgspec.field(default_factory=list)
 
 
@@ -229,15 +188,10 @@ class DescribeTools(msgspec.Struct, frozen=True, tag=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """Description of a tool, from a function or an MCP server.
-
-    Attributes:
-        function: name in the file or at the server.
-        parameters: JSON schema.
-    """
+    """Description of a tool, from a function or an MCP server."""
 
     name: str
-    function: str
+    function: str  # name in the file or at the server
     description: str
     parameters: bytes
 
@@ -250,25 +204,12 @@ class ToolsDescribed(msgspec.Struct, frozen=True):
 
 
 class ToolCalled(Numbered, frozen=True):
-    """Answer to ``CallTool``.
+    """Answer to ``CallTool``."""
 
-    Attributes:
-        raised: exception of the tool, as text; empty without one.
-        where: place of the exception, for the log.
-        ends: whether the user simulator ends the conversation.
-        pictures: encoded pictures.
-        context: JSON list of the messages of a new context; empty without one.
-        asked: JSON of a program's `ModelRequest`; empty for others.
-    """
-
-    text: str = ""
-    reward: float = 0.0
-    raised: str = ""
-    where: str = ""
-    ends: bool = False
+    answer: ToolAnswer = ToolAnswer("")  # without its pictures, which are encoded in `pictures`
     pictures: list[bytes] = msgspec.field(default_factory=list)
-    context: bytes = b""
-    asked: bytes = b""
+    raised: str = ""  # exception of the tool, as text; empty without one
+    where: str = ""  # place of the exception, for the log
 
 
 ToolRequest = LoadTools | CallTool | CloseEnvironment | DescribeTools

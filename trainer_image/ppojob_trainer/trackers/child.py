@@ -5,12 +5,14 @@ is opened, so nothing is stored here: a killed process is only started again, an
 rewind repeats are not uploaded twice.
 """
 
+import importlib
 import os
 import re
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,12 +21,6 @@ from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
 from ppojob_trainer.children import guardian
 from ppojob_trainer.metrics.line_follower import LineFollower
 from ppojob_trainer.trackers.messages import Phase, TrackedRun, Upload, Uploaded, save_run
-
-if TYPE_CHECKING:
-    from ppojob_trainer.trackers.mlflow_run import MlflowRun
-    from ppojob_trainer.trackers.swanlab_run import SwanlabRun
-    from ppojob_trainer.trackers.trackio_run import TrackioRun
-    from ppojob_trainer.trackers.wandb_run import WandbRun
 
 _STEPS_PER_UPLOAD: Final = 50
 _NICENESS: Final = 10
@@ -43,8 +39,8 @@ class Uploader:
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = open_run(run)
-        self.last_step = self._run.last_step
-        self.location = self._run.location
+        self.last_step: int = self._run.last_step
+        self.location: str = self._run.location
         self._folder = Path(run.folder)
         self._lines = LineFollower(self._folder / METRICS_FILE)
         self._pending = deque[bytes]()
@@ -75,26 +71,13 @@ class _Summary(msgspec.Struct):
     phase: Phase
 
 
-def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | SwanlabRun | TrackioRun":
+def open_run(run: TrackedRun) -> Any:
     """Import the tracker's library, and start or resume the run.
 
     A run has `last_step` and `location` (see `Uploader`), `write` logs a step, `close` ends it.
     """
-    if run.tracker == "wandb":
-        from ppojob_trainer.trackers.wandb_run import WandbRun
-
-        return WandbRun(run)
-    if run.tracker == "swanlab":
-        from ppojob_trainer.trackers.swanlab_run import SwanlabRun
-
-        return SwanlabRun(run)
-    if run.tracker == "trackio":
-        from ppojob_trainer.trackers.trackio_run import TrackioRun
-
-        return TrackioRun(run)
-    from ppojob_trainer.trackers.mlflow_run import MlflowRun
-
-    return MlflowRun(run)
+    module = importlib.import_module(f"ppojob_trainer.trackers.{run.tracker}_run")
+    return getattr(module, f"{run.tracker.capitalize()}Run")(run)
 
 
 def _without_secrets(text: str) -> str:
@@ -105,8 +88,7 @@ def _without_secrets(text: str) -> str:
     return _USER_IN_URL.sub("***@", text)
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
+def _start() -> Callable[[bytes], bytes]:
     os.nice(_NICENESS)  # it shares the cores with the training
     # Libraries print much, and may print a key. Failures are in the answers.
     null = os.open(os.devnull, os.O_WRONLY)
@@ -134,8 +116,8 @@ def serve(requests: int, answers: int) -> None:
             done = Uploaded(failure=printable(" ".join(text.split()), _LINE_CHARACTERS))
         return msgspec.msgpack.encode(done)
 
-    guardian.answer_requests(requests, answers, answer)
+    return answer
 
 
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(_start)

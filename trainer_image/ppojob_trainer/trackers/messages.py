@@ -13,18 +13,12 @@ Phase = Literal["Succeeded", "Interrupted", "Failed"]
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
-    """A job in a tracker.
+    """A job in a tracker."""
 
-    Attributes:
-        tracker: name, as in `spec.loggers`.
-        id: the same at every start of this run, and unique.
-        folder: absolute path of the run folder.
-    """
-
-    tracker: str
-    id: str
+    tracker: str  # name, as in `spec.loggers`
+    id: str  # the same at every start of this run, and unique
     name: str
-    folder: str
+    folder: str  # absolute path of the run folder
     config: dict[str, Any]
 
     @classmethod
@@ -52,19 +46,12 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Uploaded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to `Upload`.
+    """Answer to `Upload`."""
 
-    Attributes:
-        last_step: the last step that the tracker has; -1 for none.
-        has_more: whether metrics.jsonl has more steps.
-        location: where users find the run.
-        failure: error of the tracker's library in one line; empty without one.
-    """
-
-    last_step: int = -1
-    has_more: bool = False
-    location: str = ""
-    failure: str = ""
+    last_step: int = -1  # the last step that the tracker has; -1 for none
+    has_more: bool = False  # whether metrics.jsonl has more steps
+    location: str = ""  # where users find the run
+    failure: str = ""  # error of the tracker's library in one line; empty without one
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -32,13 +32,9 @@ class TrackerSink:
     The process is started at once, since libraries take seconds to import.
 
     Args:
-        run: the job.
         answer_seconds: timeout of an upload, after which its process is replaced.
         pause_seconds: from the end of a process to the start of the next one.
         end_seconds: for the remaining steps, once the job has ended.
-
-    Attributes:
-        last_step: the last step that the tracker has; -1 for none.
     """
 
     def __init__(
@@ -131,7 +127,7 @@ class TrackerSink:
         """Log an error, once while it repeats."""
         if self._is_aborted:
             return  # `close` ended it, and logs its progress
-        text = str(problem) or f"no answer within {self._answer_seconds:g} s"
+        text = str(problem)
         if text != self._problem:
             _log.warning(
                 "%s: %s; the job continues without it, and metrics.jsonl has every step; "

@@ -53,7 +53,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_form import RequestedSize
 from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
-from ppojob_trainer.data.media.picture_splits import Splits
+from ppojob_trainer.data.media.picture_squares import Splits
 from ppojob_trainer.data.media.pictures import opened, packed
 from ppojob_trainer.models.split_pictures import tower_inputs
 

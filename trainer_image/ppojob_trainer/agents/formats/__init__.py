@@ -1,1 +1,1 @@
-"""Tool-call formats of model families, one file each."""
+"""Tool-call formats of model families."""

@@ -16,17 +16,11 @@ Tools = Sequence[Mapping[str, Json]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as the model wrote it.
+    """A call as the model wrote it."""
 
-    Attributes:
-        name: of the tool; there may be none of this name.
-        arguments: a JSON object, not validated yet.
-        id: of the call; empty in most formats.
-    """
-
-    name: str
-    arguments: str
-    id: str = ""
+    name: str  # of the tool; there may be none of this name
+    arguments: str  # a JSON object, not validated yet
+    id: str = ""  # of the call; empty in most formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +36,18 @@ Calls = tuple[Call | BadCall, ...]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The tool-call format of a model family.
+    """The tool-call format of a model family."""
 
-    Attributes:
-        parse: returns the calls of a turn; it never raises.
-        form: an example of a call, for the docs.
-        keeps_special_tokens: whether `parse` needs the turn with its special tokens.
-        stop_texts: end a turn, besides the model's end tokens. Most formats need none: a model ends
-            its turn after a call.
-        stop_tokens: texts of tokens that also end a turn.
-        answer: formats the answer of a tool; None: the chat template does.
-        invalid: the message after a turn that lacks a required call; empty: such a turn is the
-            last.
-    """
-
-    parse: Callable[[str, Tools], Calls]
-    form: str
-    keeps_special_tokens: bool = False
+    parse: Callable[[str, Tools], Calls]  # returns the calls of a turn; it never raises
+    form: str  # an example of a call, for the docs
+    keeps_special_tokens: bool = False  # whether `parse` needs the turn with its special tokens
+    # End a turn, besides the model's end tokens. Most formats need none: a model ends its turn
+    # after a call.
     stop_texts: tuple[str, ...] = ()
-    stop_tokens: tuple[str, ...] = ()
+    stop_tokens: tuple[str, ...] = ()  # texts of tokens that also end a turn
+    # Formats the answer of a tool; None: the chat template does.
     answer: Callable[[str], str] | None = None
+    # The message after a turn that lacks a required call; empty: such a turn is the last.
     invalid: str = ""
 
     def before_calls(self, text: str) -> str:
@@ -89,17 +75,17 @@ def value_of(text: str) -> Json:
     return value
 
 
-def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCall:
-    """Parse a call that is a JSON object with a name, and arguments under one of these keys."""
+def named_call(text: str) -> Call | BadCall:
+    """Parse a call that is a JSON object with a name and arguments."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return BadCall(f"a call that is no JSON: {error}")
-    return call_of(value, keys)
+    return call_of(value, ("arguments",))
 
 
 def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
-    """As `named_call`, from a parsed value."""
+    """As `named_call`, from a parsed value, with arguments under one of these keys."""
     if not isinstance(value, dict):
         return BadCall("a call that is no JSON object")
     name = value.get("name")

@@ -2,16 +2,8 @@
 
 import re
 
-from ppojob_trainer.agents.formats.calls import (
-    BadCall,
-    Call,
-    Calls,
-    Tools,
-    blocks,
-    encoded,
-    required_of,
-    value_of,
-)
+from ppojob_trainer.agents.formats import calls
+from ppojob_trainer.agents.formats.calls import BadCall, Call, Calls, Tools
 
 _SECTION = "<|tool_calls_section_begin|>"
 _START, _BODY, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -22,7 +14,7 @@ def kimi(text: str, tools: Tools = ()) -> Calls:
     """Parse a turn, decoded with its special tokens."""
     if _SECTION not in text:
         return ()
-    return tuple(_call(block, tools) for block in blocks(text, _START, _END))
+    return tuple(_call(block, tools) for block in calls.blocks(text, _START, _END))
 
 
 def _call(block: str, tools: Tools) -> Call | BadCall:
@@ -31,9 +23,9 @@ def _call(block: str, tools: Tools) -> Call | BadCall:
     named = _ID.fullmatch(id_)
     if not is_whole or named is None:
         return BadCall("a call without name or arguments")
-    value = value_of(arguments.strip())
+    value = calls.value_of(arguments.strip())
     keys = set(value) if isinstance(value, dict) else set()
-    text = encoded(value) if isinstance(value, dict) else arguments.strip()
+    text = calls.encoded(value) if isinstance(value, dict) else arguments.strip()
     return Call(_tool(id_, named[1], keys, tools), text, id_)
 
 
@@ -43,7 +35,7 @@ def _tool(id_: str, name: str, keys: set[str], tools: Tools) -> str:
     The prompt shows earlier calls by their ids only, so the model writes ids of other forms: then
     it is the tool whose name is in the id, or the only one whose required arguments are present.
     """
-    needed = required_of(tools)
+    needed = calls.required_of(tools)
     if name in needed:
         return name
     compact = id_.lower().replace("-", "_")

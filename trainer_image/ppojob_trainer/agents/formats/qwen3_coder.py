@@ -8,16 +8,8 @@ import ast
 import json
 from collections.abc import Mapping
 
-from ppojob_trainer.agents.formats.calls import (
-    BadCall,
-    Call,
-    Calls,
-    Tools,
-    blocks,
-    encoded,
-    parameters_of,
-    value_of,
-)
+from ppojob_trainer.agents.formats import calls
+from ppojob_trainer.agents.formats.calls import BadCall, Call, Calls, Tools
 from ppojob_trainer.json_value import Json
 
 _START, _END = "<tool_call>", "</tool_call>"
@@ -30,7 +22,7 @@ def qwen3_coder(text: str, tools: Tools = ()) -> Calls:
     return tuple(
         _call(function, tools)
         for block in _found(text, _START, _END)
-        for function in blocks(block, "<function=", "</function>", open_ended=True)
+        for function in calls.blocks(block, "<function=", "</function>", open_ended=True)
     )
 
 
@@ -38,19 +30,19 @@ def _call(function: str, tools: Tools) -> Call | BadCall:
     name, is_whole, body = function.partition(">")
     if not is_whole:
         return BadCall("a call that breaks off in the name of its function")
-    types = parameters_of(tools, name)
+    types = calls.parameters_of(tools, name)
     arguments: dict[str, Json] = {}
     for parameter in _found(body, "<parameter=", "</parameter>"):
         key, is_whole, value = parameter.partition(">")
         if is_whole:
             value = value.removeprefix("\n").removesuffix("\n")
             arguments[key] = _typed(value, types.get(key))
-    return Call(name, encoded(arguments))
+    return Call(name, calls.encoded(arguments))
 
 
 def _found(text: str, start: str, end: str) -> list[str]:
     """Return blocks; a last one without an end extends to the end of the text."""
-    found = blocks(text, start, end, open_ended=True)
+    found = calls.blocks(text, start, end, open_ended=True)
     if found and text.endswith("\n") and text.rfind(end) < text.rfind(start):
         found[-1] = found[-1].removesuffix("\n")
     return found
@@ -84,7 +76,7 @@ def _number(value: str, kind: type[int] | type[float]) -> Json:
 
 def _literal(value: str) -> Json:
     """Parse a value as JSON, or else as a Python literal."""
-    parsed = value_of(value)
+    parsed = calls.value_of(value)
     if parsed is not value or len(value) > _MAX_LITERAL:
         return parsed
     try:

@@ -1,17 +1,13 @@
 """The table of formats."""
 
 from ppojob_trainer.agents.formats.calls import Format
-from ppojob_trainer.agents.formats.deepseek import MARK, deepseek
 from ppojob_trainer.agents.formats.gemma import gemma
-from ppojob_trainer.agents.formats.glm import glm
 from ppojob_trainer.agents.formats.gpt_oss import gpt_oss
-from ppojob_trainer.agents.formats.hermes import hermes
 from ppojob_trainer.agents.formats.kimi import kimi
 from ppojob_trainer.agents.formats.llama3_json import llama3_json
-from ppojob_trainer.agents.formats.minimax import minimax
 from ppojob_trainer.agents.formats.qwen3_coder import qwen3_coder
 from ppojob_trainer.agents.formats.search_r1 import INVALID, information, search_r1
-from ppojob_trainer.agents.formats.seed import seed
+from ppojob_trainer.agents.formats.tagged import MARK, deepseek, glm, hermes, minimax, seed
 
 FORMATS: dict[str, Format] = {
     "hermes": Format(

@@ -15,15 +15,10 @@ ProcessorArguments: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MediaForm(ABC):
-    """Token format of a model's pictures or sounds, which are files as in `pictures.packed`.
+    """Token format of a model's pictures or sounds, which are files as in `pictures.packed`."""
 
-    Attributes:
-        token: placeholder token in text, which is expanded to one token per feature of the tower.
-        processor: prefix of the name of transformers' processor class.
-    """
-
-    token: int
-    processor: str
+    token: int  # placeholder token in text, which is expanded to one token per feature of the tower
+    processor: str  # prefix of the name of transformers' processor class
 
     @property
     def processor_arguments(self) -> ProcessorArguments:

@@ -4,7 +4,9 @@ transformers' own classes define it too, but load torch, which the controller mu
 """
 
 import io
+import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -18,16 +20,13 @@ from ppojob_trainer.data.media.video_forms import VideoForm
 
 @dataclass(frozen=True, slots=True)
 class RequestedSize:
-    """The size to which a row or the job resizes a picture, before the model's processor does.
+    """The size to which a row or the job resizes a picture, before the model's processor does."""
 
-    Attributes:
-        min_pixels: smaller pictures are enlarged to it; None for the processor's limit.
-        max_pixels: larger pictures are reduced to it; None for the processor's limit.
-        size: width and height instead of the picture's own; None for its own.
-    """
-
+    # Smaller pictures are enlarged to it; None for the processor's limit.
     min_pixels: int | None = None
+    # Larger pictures are reduced to it; None for the processor's limit.
     max_pixels: int | None = None
+    # Width and height instead of the picture's own; None for its own.
     size: tuple[int, int] | None = None
 
 
@@ -76,15 +75,10 @@ class PictureForm(MediaForm):
 
 @dataclass(frozen=True, slots=True)
 class ResizablePictureForm(PictureForm):
-    """Picture format of a model whose pictures may have any size within limits.
+    """Picture format of a model whose pictures may have any size within limits."""
 
-    Attributes:
-        least: pixels (or tiles) to which a smaller picture is enlarged, about.
-        most: pixels (or tiles) to which a larger one is reduced.
-    """
-
-    least: float
-    most: float
+    least: float  # pixels (or tiles) to which a smaller picture is enlarged, about
+    most: float  # pixels (or tiles) to which a larger one is reduced
 
     def with_limits(self, requested: RequestedSize) -> Self:
         """Return the format with the requested limits, where there are some."""
@@ -100,6 +94,23 @@ class ResizablePictureForm(PictureForm):
         image = opened(picture)
         size = self.with_limits(requested).target_size(*(requested.size or image.size))
         return picture if size == image.size else encoded(image.resize(size))
+
+
+def nearest_shape(
+    shapes: Iterable[tuple[int, int]], width: int, height: int, tile: int
+) -> tuple[int, int]:
+    """Return the grid (columns, rows) whose aspect ratio is nearest to that of a picture.
+
+    Among equally near ones a larger grid wins if the picture fills half of it; `tile` is the
+    number of pixels of a tile.
+    """
+    best, nearest = (1, 1), math.inf
+    for columns, rows in sorted(shapes, key=math.prod):
+        off = abs(width / height - columns / rows)
+        is_filled = width * height > 0.5 * tile * columns * rows
+        if off < nearest or (off == nearest and is_filled):
+            best, nearest = (columns, rows), off
+    return best
 
 
 def sound_form_of(form: MediaForm | None) -> SoundForm | None:

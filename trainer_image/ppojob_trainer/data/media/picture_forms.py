@@ -28,8 +28,7 @@ from ppojob_trainer.data.media.picture_settings import (
     SquaresSettings,
     TilesSettings,
 )
-from ppojob_trainer.data.media.picture_splits import Splits
-from ppojob_trainer.data.media.picture_squares import Crops, Squares, Tiles
+from ppojob_trainer.data.media.picture_squares import Crops, Splits, Squares, Tiles
 from ppojob_trainer.data.media.sound_form import MODELS, read_sound_form
 
 _Read = Callable[[str, Any, Path], PictureForm | None]
@@ -73,9 +72,13 @@ def read_form(folder: Path) -> MediaForm | None:
     read, settings = _KINDS[kind]
     # In transformers' order.
     video = read_json(folder / NEWER).get("video_processor") or read_json(folder / OF_VIDEOS)
-    files = {**config, "processor": processor, "video_processor": video or processor}
+    sections = {"processor": processor, "video": video or processor}
+    sections |= {"tower": config.get("vision_config"), "text": config.get("text_config") or {}}
+    if not all(isinstance(one, dict) for one in sections.values()):
+        return None
+    flat = {f"{name}_{key}": value for name, one in sections.items() for key, value in one.items()}
     try:
-        form = read(kind, msgspec.convert(files, settings), folder)
+        form = read(kind, msgspec.convert({**config, **flat}, settings), folder)
     except msgspec.ValidationError:
         return None
     if not hears:

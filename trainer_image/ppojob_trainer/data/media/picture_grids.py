@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from msgspec.structs import astuple
 from PIL import Image
@@ -40,19 +40,12 @@ _WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
 
 @dataclass(frozen=True, slots=True)
 class Grid(ResizablePictureForm):
-    """Picture format of Qwen and GLM: rows and columns of tokens, with positions in 3 dimensions.
+    """Picture format of Qwen and GLM: lines of tokens, with positions in three dimensions."""
 
-    Attributes:
-        patch: pixels of a side of a patch of the tower.
-        merge: patches of a side that become one token.
-        of_videos: the model's video format; None if it takes no videos.
-        of_sounds: its sound format; None if it takes no sounds.
-    """
-
-    patch: int
-    merge: int
-    of_videos: VideoForm | None = None
-    of_sounds: SoundForm | None = None
+    patch: int  # pixels of a side of a patch of the tower
+    merge: int  # patches of a side that become one token
+    of_videos: VideoForm | None = None  # the model's video format; None if it takes no videos
+    of_sounds: SoundForm | None = None  # its sound format; None if it takes no sounds
 
     @classmethod
     def read(cls, kind: str, settings: GridSettings, folder: Path) -> Self | None:
@@ -62,16 +55,16 @@ class Grid(ResizablePictureForm):
         token = settings.image_token_index if token is None else token
         if token is None:
             return None
-        processor = settings.processor
-        size = processor.size or PixelLimits()
+        size = settings.processor_size or PixelLimits()
         least: float = size.shortest_edge or LIMITS[kind][0]
         most: float = size.longest_edge or LIMITS[kind][1]
         if kind == QWEN:
-            least, most = processor.min_pixels or least, processor.max_pixels or most
+            least = settings.processor_min_pixels or least
+            most = settings.processor_max_pixels or most
         else:  # GLM's limits are those of a video that repeats the picture
-            frames = processor.temporal_patch_size
+            frames = settings.processor_temporal_patch_size
             least, most = least / frames, most / frames
-        patch, merge = processor.patch_size, processor.merge_size
+        patch, merge = settings.processor_patch_size, settings.processor_merge_size
         video = VideoForm.read(settings, patch * merge)
         return cls(token, kind, least, most, patch, merge, video)
 
@@ -129,36 +122,29 @@ class Grid(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Lines(ResizablePictureForm):
-    """Picture format of Mistral and LightOnOCR: lines of tokens.
+    """Picture format of Mistral and LightOnOCR: lines of tokens."""
 
-    Attributes:
-        line_end: the tokens after a line: one in Mistral.
-        end: the tokens after the last line.
-        unit: pixels of a side of a token.
-        multiple: pixels of whose multiples the sides of a picture are: `unit` in Mistral. In
-            LightOnOCR a rest that is no whole token is not seen.
-        longest: pixels of a side at most.
-    """
-
-    line_end: tuple[int, ...]
-    end: tuple[int, ...]
-    unit: int
+    line_end: tuple[int, ...]  # the tokens after a line: one in Mistral
+    end: tuple[int, ...]  # the tokens after the last line
+    unit: int  # pixels of a side of a token
+    # Pixels of whose multiples the sides of a picture are: `unit` in Mistral. In LightOnOCR a rest
+    # that is no whole token is not seen.
     multiple: int
-    longest: int
+    longest: int  # pixels of a side at most
 
     @classmethod
     def read(cls, kind: str, settings: LinesSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete."""
-        added, size = added_tokens(folder), settings.processor.size
+        added, size = added_tokens(folder), settings.processor_size
         longest = _LONGEST if size is None else size.longest_edge
-        unit = settings.vision_config.patch_size * settings.spatial_merge_size
+        unit = settings.tower_patch_size * settings.spatial_merge_size
         if settings.model_type == _LIGHTON:
-            own, patch = settings.image_token_id, settings.processor.patch_size
+            own, patch = settings.image_token_id, settings.processor_patch_size
             if own is None or own not in added.values() or patch is None:
                 return None
             multiple, other = (patch, patch) if isinstance(patch, int) else astuple(patch)
             is_whole = multiple == other and not (unit % multiple or longest % multiple)
-            if not is_whole or multiple % settings.vision_config.patch_size:
+            if not is_whole or multiple % settings.tower_patch_size:
                 return None
             return cls(own, kind, 1, math.inf, (), (), unit, multiple, longest)
         token, line_end = settings.image_token_index, added.get("[IMG_BREAK]")
@@ -203,23 +189,17 @@ class Lines(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(PictureForm):
-    """Picture format of Gemma 4: square tokens, as many as fit; a picture keeps its aspect ratio.
+    """Picture format of Gemma 4: as many square tokens as fit; a picture keeps its aspect ratio."""
 
-    Attributes:
-        begin: the token before those of a picture; `end` is that after them.
-        unit: pixels of a side of a token.
-        most: tokens of a picture at most.
-        joined: whether the model has no tower, and so gets the pixels of a token as one patch.
-        ahead: whether attention among a picture's tokens is bidirectional, in sliding-window
-            layers. Models that read the same tokens may differ in it.
-    """
-
-    begin: int
-    end: int
-    unit: int
-    most: int
-    joined: bool
+    begin: int  # the token before those of a picture
+    end: int  # the token after them
+    unit: int  # pixels of a side of a token
+    most: int  # tokens of a picture at most
+    joined: bool  # whether the model has no tower, and so gets the pixels of a token as one patch
+    # Whether attention among a picture's tokens is bidirectional, in sliding-window layers. Models
+    # that read the same tokens may differ in it.
     ahead: bool = field(default=False, compare=False)
+    ahead_in_windows: ClassVar = True
 
     @classmethod
     def read(cls, kind: str, settings: PooledSettings, folder: Path) -> Self | None:
@@ -227,17 +207,17 @@ class Pooled(PictureForm):
         begin, token, end = settings.boi_token_id, settings.image_token_id, settings.eoi_token_id
         if not {begin, token, end} <= set(added_tokens(folder).values()):
             return None
-        tower, text, processor = settings.vision_config, settings.text_config, settings.processor
-        patch, side = processor.patch_size, processor.pooling_kernel_size
-        most = processor.max_soft_tokens
-        joined = kind == _WITHOUT_TOWER
-        has_positions = (
-            tower.mm_posemb_size >= most if joined else tower.position_embedding_size >= most * side
-        )
-        ahead = text.use_bidirectional_attention == "vision"
+        patch, side = settings.processor_patch_size, settings.processor_pooling_kernel_size
+        most = settings.processor_max_soft_tokens
+        if joined := kind == _WITHOUT_TOWER:
+            has_positions = settings.tower_mm_posemb_size >= most
+        else:
+            has_positions = settings.tower_position_embedding_size >= most * side
+        ahead = settings.text_use_bidirectional_attention == "vision"
         # Beyond a window attention is bidirectional in transformers, and causal in vLLM.
-        is_in_window = not ahead or text.sliding_window >= most
-        is_of_tower = (patch, side) == (tower.patch_size, tower.pooling_kernel_size)
+        is_in_window = not ahead or settings.text_sliding_window >= most
+        of_tower = settings.tower_patch_size, settings.tower_pooling_kernel_size
+        is_of_tower = (patch, side) == of_tower
         if not (is_of_tower and has_positions and is_in_window):
             return None
         return cls(token, _WITH_TOWER, begin, end, patch * side, most, joined, ahead)
@@ -254,11 +234,6 @@ class Pooled(PictureForm):
     def sees_ahead(self) -> bool:
         """See `MediaForm`."""
         return self.ahead
-
-    @property
-    def ahead_in_windows(self) -> bool:
-        """See `MediaForm`."""
-        return True
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""

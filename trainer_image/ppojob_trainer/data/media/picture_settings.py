@@ -1,7 +1,9 @@
 """Settings of vision models and their image processors, as typed structs. Loads no torch.
 
-Fields are named as in the files; defaults are those of transformers 5. transformers reads no folder
-with values of other types, so a model with such a folder gets no pictures.
+Fields are named as in config.json; those of a section of it, or of a processor's file, have a
+prefix: `tower_` for vision_config, `text_` for text_config, `processor_` and `video_`. Defaults are
+those of transformers 5. transformers reads no folder with values of other types, so a model with
+such a folder gets no pictures.
 """
 
 from typing import Annotated, Literal
@@ -44,192 +46,123 @@ class _CutEdge(Struct):
     longest_edge: Annotated[int, Meta(ge=1, le=4096)]  # transformers goes no further
 
 
-class _GridProcessor(Struct):
-    size: PixelLimits | None = None
-    min_pixels: _Count | None = None
-    max_pixels: _Count | None = None
-    patch_size: _Count = 14
-    merge_size: _Count = 2
-    temporal_patch_size: _Count = 2
-
-
 class _VideoLimits(Struct):
     shortest_edge: _Count | None = None
     longest_edge: _Count | None = None
 
 
-class _VideoProcessor(Struct):
-    size: _VideoLimits | None = None
-    min_pixels: _Count | None = None
-    max_pixels: _Count | None = None
-    temporal_patch_size: _Count = 2
-    cap_pixels_per_frame: bool = False
-    max_video_tokens: _Count | None = None
-
-
-class _GridTower(Struct):
-    tokens_per_second: int | float = 4.0
-
-
 class GridSettings(Struct):
-    """A config.json of Qwen or GLM, with its image and video processors."""
+    """Settings of Qwen or GLM."""
 
-    vision_config: _GridTower
-    processor: _GridProcessor
-    video_processor: _VideoProcessor
     model_type: str = ""
     image_token_id: int | None = None
     image_token_index: int | None = None
     video_token_id: int | None = None
     video_token_index: int | None = None
     position_id_per_seconds: int | float = 25
-
-
-class _LinesProcessor(Struct):
-    size: LongestEdge | None = None
-    patch_size: _Count | SquareSize | None = 16
-
-
-class _LinesTower(Struct):
-    patch_size: _Count = 16
+    tower_tokens_per_second: int | float = 4.0
+    processor_size: PixelLimits | None = None
+    processor_min_pixels: _Count | None = None
+    processor_max_pixels: _Count | None = None
+    processor_patch_size: _Count = 14
+    processor_merge_size: _Count = 2
+    processor_temporal_patch_size: _Count = 2
+    video_size: _VideoLimits | None = None
+    video_min_pixels: _Count | None = None
+    video_max_pixels: _Count | None = None
+    video_temporal_patch_size: _Count = 2
+    video_cap_pixels_per_frame: bool = False
+    video_max_video_tokens: _Count | None = None
 
 
 class LinesSettings(Struct):
-    """A config.json of Mistral or LightOnOCR, with its image processor."""
+    """Settings of Mistral or LightOnOCR."""
 
-    vision_config: _LinesTower
-    processor: _LinesProcessor
     model_type: str = ""
     image_token_index: int | None = None
     image_token_id: int | None = 151_655
     spatial_merge_size: _Count = 2
-
-
-class _Pooling(Struct):
-    patch_size: _Count = 16
-    pooling_kernel_size: _Count = 3
-
-
-class _PooledProcessor(_Pooling):
-    max_soft_tokens: Literal[70, 140, 280, 560, 1120] = 280
-    do_resize: Literal[True] = True
-
-
-class _PooledTower(_Pooling):
-    position_embedding_size: _Count = 10_240
-    mm_posemb_size: _Count = 1_120
-
-
-class _PooledText(Struct):
-    sliding_window: _Count = 512
-    use_bidirectional_attention: str | bool | None = None
+    tower_patch_size: _Count = 16
+    processor_size: LongestEdge | None = None
+    processor_patch_size: _Count | SquareSize | None = 16
 
 
 class PooledSettings(Struct):
-    """A config.json of Gemma 4, with its image processor."""
+    """Settings of Gemma 4."""
 
-    vision_config: _PooledTower
-    text_config: _PooledText
-    processor: _PooledProcessor
     boi_token_id: _Count = 255_999
     image_token_id: _Count = 258_880
     eoi_token_id: _Count = 258_882
-
-
-class _TilesProcessor(Struct):
-    size: TileSize | None = None
-    min_patches: _Count | None = None
-    max_patches: _Count | None = None
-
-
-class _TilesTower(Struct):
-    patch_size: _Count | _Sides = 14
+    tower_patch_size: _Count = 16
+    tower_pooling_kernel_size: _Count = 3
+    tower_position_embedding_size: _Count = 10_240
+    tower_mm_posemb_size: _Count = 1_120
+    text_sliding_window: _Count = 512
+    text_use_bidirectional_attention: str | bool | None = None
+    processor_patch_size: _Count = 16
+    processor_pooling_kernel_size: _Count = 3
+    processor_max_soft_tokens: Literal[70, 140, 280, 560, 1120] = 280
+    processor_do_resize: Literal[True] = True
 
 
 class TilesSettings(Struct):
-    """A config.json of InternVL, with its image processor."""
+    """Settings of InternVL."""
 
-    vision_config: _TilesTower
-    processor: _TilesProcessor
     image_token_id: int | None = None
     downsample_ratio: float = 0.5
-
-
-class _SquaresProcessor(Struct):
-    size: SquareSize | None = None
-    do_resize: Literal[True] = True
-    do_pan_and_scan: Literal[False] | None = None
-
-
-class _SquaresTower(Struct):
-    image_size: _Count = 224
-    patch_size: _Count = 16
-
-
-class _SquaresText(Struct):
-    sliding_window: _Count | None = None
+    tower_patch_size: _Count | _Sides = 14
+    processor_size: TileSize | None = None
+    processor_min_patches: _Count | None = None
+    processor_max_patches: _Count | None = None
 
 
 class SquaresSettings(Struct):
-    """A config.json of Gemma 3, with its image processor."""
+    """Settings of Gemma 3."""
 
-    vision_config: _SquaresTower
-    processor: _SquaresProcessor
-    text_config: _SquaresText | None = None
     mm_tokens_per_image: _Count = 256
     boi_token_index: _Count = 255_999
     image_token_index: _Count = 262_144
     eoi_token_index: _Count = 256_000
-
-
-class _CropsProcessor(Struct):
-    size: _CutEdge | None = None
-    max_image_size: LongestEdge | None = None
-    do_resize: Literal[True] = True
-    do_image_splitting: bool = True
-
-
-class _CropsTower(Struct):
-    image_size: _Count
-    patch_size: _Count
+    tower_image_size: _Count = 224
+    tower_patch_size: _Count = 16
+    text_sliding_window: _Count | None = None
+    processor_size: SquareSize | None = None
+    processor_do_resize: Literal[True] = True
+    processor_do_pan_and_scan: Literal[False] | None = None
 
 
 class CropsSettings(Struct):
-    """A config.json of SmolVLM or Idefics3, with its image processor."""
+    """Settings of SmolVLM or Idefics3."""
 
-    vision_config: _CropsTower
-    processor: _CropsProcessor
     image_token_id: int
+    tower_image_size: _Count
+    tower_patch_size: _Count
     scale_factor: _Count = 2
-
-
-class _SplitsProcessor(Struct):
-    downsample_factor: _Count = 2
-    do_image_splitting: bool = True
-    min_tiles: _Count = 2
-    max_tiles: Annotated[int, Meta(ge=1, le=64)] = 10
-    use_thumbnail: bool = True
-    min_image_tokens: _Count = 64
-    max_image_tokens: _Count = 256
-    encoder_patch_size: _Count = 16
-    tile_size: _Count = 512
-    max_pixels_tolerance: int | float = 2.0
-    resample: Literal[2, 3] = 2
-    do_rescale: Literal[True] = True
-    rescale_factor: float = 1 / 255
-    do_normalize: Literal[True] = True
-    image_mean: _Colours = (0.5, 0.5, 0.5)
-    image_std: _Colours = (0.5, 0.5, 0.5)
-
-
-class _SplitsTower(Struct):
-    patch_size: _Count = 16
+    processor_size: _CutEdge | None = None
+    processor_max_image_size: LongestEdge | None = None
+    processor_do_resize: Literal[True] = True
+    processor_do_image_splitting: bool = True
 
 
 class SplitsSettings(Struct):
-    """A config.json of LFM2-VL, with its image processor."""
+    """Settings of LFM2-VL."""
 
-    vision_config: _SplitsTower
-    processor: _SplitsProcessor
     image_token_id: int = 396
     downsample_factor: _Count = 2
+    tower_patch_size: _Count = 16
+    processor_downsample_factor: _Count = 2
+    processor_do_image_splitting: bool = True
+    processor_min_tiles: _Count = 2
+    processor_max_tiles: Annotated[int, Meta(ge=1, le=64)] = 10
+    processor_use_thumbnail: bool = True
+    processor_min_image_tokens: _Count = 64
+    processor_max_image_tokens: _Count = 256
+    processor_encoder_patch_size: _Count = 16
+    processor_tile_size: _Count = 512
+    processor_max_pixels_tolerance: int | float = 2.0
+    processor_resample: Literal[2, 3] = 2
+    processor_do_rescale: Literal[True] = True
+    processor_rescale_factor: float = 1 / 255
+    processor_do_normalize: Literal[True] = True
+    processor_image_mean: _Colours = (0.5, 0.5, 0.5)
+    processor_image_std: _Colours = (0.5, 0.5, 0.5)

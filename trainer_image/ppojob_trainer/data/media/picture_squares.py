@@ -1,26 +1,29 @@
-"""Picture formats of fixed-size square tiles, one or several per picture. Loads no torch.
+"""Picture formats of square tiles, one or several per picture. Loads no torch.
 
 Sources: transformers 5, `get_optimal_tiled_canvas` of
 `models/got_ocr2/image_processing_pil_got_ocr2.py`; `resize`, `resize_for_vision_encoder` and
 `split_images` of `models/idefics3/image_processing_pil_idefics3.py`, and `replace_image_token` of
-`models/idefics3/processing_idefics3.py`.
+`models/idefics3/processing_idefics3.py`; `resize_and_split` of
+`models/lfm2_vl/image_processing_lfm2_vl.py`, and `_build_image_tokens` of
+`models/lfm2_vl/processing_lfm2_vl.py`.
 """
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
-from ppojob_trainer.data.media.media_form import ProcessorArguments
 from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json, tokens_between
 from ppojob_trainer.data.media.picture_form import (
     PictureForm,
     RequestedSize,
     ResizablePictureForm,
+    nearest_shape,
 )
 from ppojob_trainer.data.media.picture_settings import (
     CropsSettings,
     LongestEdge,
+    SplitsSettings,
     SquareSize,
     SquaresSettings,
     TileSize,
@@ -35,6 +38,10 @@ _SQUARE_TOKENS: Final = 256
 _CROP, _CROPPED = LongestEdge(364), LongestEdge(4 * 364)
 _CROP_TOKENS: Final = 169
 _AROUND_CROPS: Final = "<fake_token_around_image>"
+_BEGIN: Final = "<|image_start|>"
+_END: Final = "<|image_end|>"
+_WHOLE: Final = "<|img_thumbnail|>"
+_Colours = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +49,15 @@ class Tiles(ResizablePictureForm):
     """Picture format of InternVL: equal tiles, then the whole picture in the size of a tile.
 
     `least` and `most` are numbers of tiles, without the last one.
-
-    Attributes:
-        begin: the token before those of a picture; `end` is that after them.
-        tile: width and height in pixels of a tile.
-        features: tokens of a tile.
     """
 
     least: int
     most: int
-    begin: int
-    end: int
-    tile: tuple[int, int]
-    features: int
+    begin: int  # the token before those of a picture
+    end: int  # the token after them
+    tile: tuple[int, int]  # width and height in pixels of a tile
+    features: int  # tokens of a tile
+    processor_arguments: ClassVar = {"crop_to_patches": True}
 
     @classmethod
     def read(cls, kind: str, settings: TilesSettings, folder: Path) -> Self | None:
@@ -63,8 +66,7 @@ class Tiles(ResizablePictureForm):
         begin, end = added.get("<img>"), added.get("</img>")
         if token is None or begin is None or end is None:
             return None
-        processor, patch = settings.processor, settings.vision_config.patch_size
-        size = processor.size or TileSize()
+        patch, size = settings.tower_patch_size, settings.processor_size or TileSize()
         patches = patch if isinstance(patch, list) else [patch, patch]
         down, across = (
             side // own * settings.downsample_ratio
@@ -72,26 +74,17 @@ class Tiles(ResizablePictureForm):
         )
         if down != across or down < 1 or not down.is_integer():
             return None  # the tower joins features of a square
-        limits = processor.min_patches or 1, processor.max_patches or _MOST_TILES
+        most = settings.processor_max_patches or _MOST_TILES
+        limits = settings.processor_min_patches or 1, most
         tile = size.width, size.height
         return cls(token, kind, *limits, begin, end, tile, int(down * across))
-
-    @property
-    def processor_arguments(self) -> ProcessorArguments:
-        """See `MediaForm`."""
-        return {"crop_to_patches": True}
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`: of all tiles, in the layout nearest to the picture's aspect ratio."""
         sides = range(1, self.most + 1)
         shapes = [(a, d) for a in sides for d in sides if self.least <= a * d <= self.most]
-        best, nearest = (1, 1), math.inf
-        for across, down in sorted(shapes, key=math.prod):
-            off = abs(width / height - across / down)
-            is_filled = width * height > 0.5 * math.prod(self.tile) * across * down
-            if off < nearest or (off == nearest and is_filled):
-                best, nearest = (across, down), off
-        return best[0] * self.tile[0], best[1] * self.tile[1]
+        across, down = nearest_shape(shapes, width, height, math.prod(self.tile))
+        return across * self.tile[0], down * self.tile[1]
 
     def with_limits(self, requested: RequestedSize) -> Self:
         """See `ResizablePictureForm`: limits are rounded to whole tiles."""
@@ -119,19 +112,14 @@ class Tiles(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Squares(PictureForm):
-    """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens.
+    """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens."""
 
-    Attributes:
-        begin: text of the token that a template writes for a picture.
-        shown: text that replaces it, with `token` once.
-        size: width and height in pixels of every picture.
-        features: tokens of a picture.
-    """
-
-    begin: str
-    shown: str
-    size: tuple[int, int]
-    features: int
+    begin: str  # text of the token that a template writes for a picture
+    shown: str  # text that replaces it, with `token` once
+    size: tuple[int, int]  # width and height in pixels of every picture
+    features: int  # tokens of a picture
+    processor_arguments: ClassVar = {"do_pan_and_scan": False}
+    sees_ahead: ClassVar = True
 
     @classmethod
     def read(cls, kind: str, settings: SquaresSettings, folder: Path) -> Self | None:
@@ -141,27 +129,17 @@ class Squares(PictureForm):
         begin, end = settings.boi_token_index, settings.eoi_token_index
         if not {begin, token, end} <= texts.keys():
             return None
-        size, tower = settings.processor.size or _SQUARE, settings.vision_config
-        features, side = settings.mm_tokens_per_image, tower.image_size
+        size, side = settings.processor_size or _SQUARE, settings.tower_image_size
+        features = settings.mm_tokens_per_image
         written = read_json(folder / NEWER).get("image_seq_length", _SQUARE_TOKENS)
-        pooled, rest = divmod(side // tower.patch_size, math.isqrt(features))
+        pooled, rest = divmod(side // settings.tower_patch_size, math.isqrt(features))
         is_whole = math.isqrt(features) ** 2 == features == written and pooled and not rest
-        window = (settings.text_config and settings.text_config.sliding_window) or features
+        window = settings.text_sliding_window or features
         # Beyond a window attention is bidirectional in transformers, and causal in vLLM.
         if (size.width, size.height) != (side, side) or not is_whole or window < features:
             return None
         shown = f"\n\n{texts[begin]}{texts[token]}{texts[end]}\n\n"
         return cls(token, kind, texts[begin], shown, (side, side), features)
-
-    @property
-    def processor_arguments(self) -> ProcessorArguments:
-        """See `MediaForm`."""
-        return {"do_pan_and_scan": False}
-
-    @property
-    def sees_ahead(self) -> bool:
-        """See `MediaForm`."""
-        return True
 
     def rewritten(self, text: str) -> str:
         """See `MediaForm`: adds blank lines, which may form one token with the text around them."""
@@ -183,25 +161,17 @@ class Crops(PictureForm):
     """Picture format of SmolVLM and Idefics3: squares, then the whole picture in one square.
 
     Before the tokens of a square is its name, with its row and column.
-
-    Attributes:
-        around: the token before each name, and after the last square.
-        names: tokens of the names of squares, by row and column; `whole` is that of the picture.
-        line_end: tokens after a row of squares.
-        gap: tokens after the last row.
-        side: pixels of a side of a square.
-        features: tokens of a square after its name.
-        longest: pixels of the longer side of a picture before it is cut; those of a square if it
-            is not cut.
     """
 
-    around: int
+    around: int  # the token before each name, and after the last square
+    # Tokens of the names of squares, by row and column.
     names: tuple[tuple[tuple[int, ...], ...], ...]
-    whole: tuple[int, ...]
-    line_end: tuple[int, ...]
-    gap: tuple[int, ...]
-    side: int
-    features: int
+    whole: tuple[int, ...]  # those of the name of the whole picture
+    line_end: tuple[int, ...]  # tokens after a row of squares
+    gap: tuple[int, ...]  # tokens after the last row
+    side: int  # pixels of a side of a square
+    features: int  # tokens of a square after its name
+    # Pixels of the longer side of a picture before it is cut; those of a square if it is not cut.
     longest: int
 
     @classmethod
@@ -210,15 +180,14 @@ class Crops(PictureForm):
         token, added = settings.image_token_id, added_tokens(folder)
         if _AROUND_CROPS not in added or token not in added.values():
             return None
-        processor, tower = settings.processor, settings.vision_config
-        side = (processor.max_image_size or _CROP).longest_edge
-        root, rest = divmod(side // tower.patch_size, settings.scale_factor)
+        side = (settings.processor_max_image_size or _CROP).longest_edge
+        root, rest = divmod(side // settings.tower_patch_size, settings.scale_factor)
         features = read_json(folder / NEWER).get("image_seq_len", _CROP_TOKENS)
-        if side != tower.image_size or rest or root**2 != features or not root:
+        if side != settings.tower_image_size or rest or root**2 != features or not root:
             return None
         longest = side
-        if processor.do_image_splitting:
-            longest = (processor.size or _CROPPED).longest_edge
+        if settings.processor_do_image_splitting:
+            longest = (settings.processor_size or _CROPPED).longest_edge
         lines = range(1, -(-longest // side) + 1)
         texts = [f"<row_{row}_col_{column}>" for row in lines for column in lines]
         texts = ["<global-img>", "\n", "\n\n", *texts]
@@ -263,3 +232,142 @@ def _as_long(width: int, height: int, longest: int) -> tuple[int, int]:
     """Scale width and height to this longer side."""
     ratio = width / height
     return (longest, int(longest / ratio)) if width >= height else (int(longest * ratio), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits(ResizablePictureForm):
+    """Picture format of LFM2-VL.
+
+    A picture of up to `most_tokens`, times a tolerance, keeps its aspect ratio about. A larger one
+    is resized to a grid of tiles. Before each tile is its name, with its row and column. The whole
+    picture follows in the size that it would have without tiles.
+    """
+
+    begin: int  # the token before those of a picture
+    end: int  # the token after them
+    # Tokens of the names of tiles, by row and column; empty if pictures are not cut.
+    names: tuple[tuple[tuple[int, ...], ...], ...]
+    # Tokens between the tiles and the whole picture; empty if it does not follow.
+    before_whole: tuple[int, ...]
+    patch: int  # pixels of a side of a patch of the tower
+    merge: int  # patches of a side that become one token
+    tile: int  # pixels of a side of a tile
+    tiles: tuple[int, int]  # the least and the largest number of tiles
+    least_tokens: int  # of a whole picture
+    most_tokens: int  # of a whole picture
+    tolerance: float  # a picture of more than `most_tokens` times this is cut
+    resample: int  # Pillow's number of the filter that resizes: 2 is bilinear, 3 is bicubic
+    mean: _Colours  # mean of each colour, of 0 to 1, that is subtracted
+    std: _Colours  # the divisor after that
+    scale: float  # factor from bytes to 0 to 1
+
+    @classmethod
+    def read(cls, kind: str, settings: SplitsSettings, folder: Path) -> Self | None:
+        """Read the format from a model's settings; None if they are incomplete or inconsistent."""
+        token, added = settings.image_token_id, added_tokens(folder)
+        patch, merge = settings.processor_encoder_patch_size, settings.processor_downsample_factor
+        if (patch, merge) != (settings.tower_patch_size, settings.downsample_factor):
+            return None
+        fewest, most = settings.processor_min_tiles, settings.processor_max_tiles
+        # With a grid of one tile transformers counts the tokens of another size.
+        is_cut = settings.processor_do_image_splitting and (fewest, most) != (1, 1)
+        tile = settings.processor_tile_size
+        if is_cut and (not 2 <= fewest <= most or tile % (patch * merge)):
+            return None
+        if not {_BEGIN, _END, _WHOLE} <= added.keys() or token not in added.values():
+            return None
+        sides = range(1, most + 1) if is_cut else ()
+        texts = [f"<|img_row_{row}_col_{column}|>" for row in sides for column in sides]
+        try:
+            whole, *each = tokens_between(folder, _BEGIN, [_WHOLE, *texts])
+        except ConfigError:
+            return None  # `ChatTokenizer` reports it
+        return cls(
+            token,
+            kind,
+            least=0,
+            most=math.inf,
+            begin=added[_BEGIN],
+            end=added[_END],
+            names=tuple(tuple(each[n : n + most]) for n in range(0, len(each), most)),
+            before_whole=whole if settings.processor_use_thumbnail else (),
+            patch=patch,
+            merge=merge,
+            tile=tile,
+            tiles=(fewest, most),
+            least_tokens=settings.processor_min_image_tokens,
+            most_tokens=settings.processor_max_image_tokens,
+            tolerance=settings.processor_max_pixels_tolerance,
+            resample=settings.processor_resample,
+            mean=settings.processor_image_mean,
+            std=settings.processor_image_std,
+            scale=settings.processor_rescale_factor,
+        )
+
+    @property
+    def unit(self) -> int:
+        """Pixels of a side of a token."""
+        return self.patch * self.merge
+
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`: the picture's own within limits; the processor makes several of it."""
+        pixels = width * height
+        scale = math.sqrt(min(max(pixels, self.least), self.most) / pixels)
+        if scale == 1:
+            return width, height
+        rounded = math.floor if scale < 1 else math.ceil
+        return max(1, rounded(width * scale)), max(1, rounded(height * scale))
+
+    def tokens(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        columns, rows = self.grid(width, height)
+        across, down = self.whole(width, height)
+        tile = [self.token] * (self.tile // self.unit) ** 2
+        found = [self.begin]
+        for row in self.names[:rows]:
+            for name in row[:columns]:
+                found += [*name, *tile]
+        if rows:
+            found += self.before_whole
+        if self.has_whole(rows):
+            found += [self.token] * (across * down)
+        return [*found, self.end]
+
+    def has_whole(self, rows: int) -> bool:
+        """Whether the whole picture is shown, with so many rows of tiles."""
+        return not rows or bool(self.before_whole)
+
+    def whole(self, width: int, height: int) -> tuple[int, int]:
+        """Return columns and rows of the tokens of the whole picture."""
+        unit = self.unit
+        across, down = (max(1, round(side / unit)) for side in (width, height))
+        if across * down > self.most_tokens:
+            shrink = math.sqrt((height * width) / (self.most_tokens * unit**2))
+            across, down = (max(1, math.floor(side / shrink / unit)) for side in (width, height))
+        elif across * down < self.least_tokens:
+            enlarge = math.sqrt(self.least_tokens * unit**2 / (height * width))
+            across, down = (math.ceil(side * enlarge / unit) for side in (width, height))
+        return across, down
+
+    @property
+    def _cut_above(self) -> float:
+        """Pixels above which a picture is cut."""
+        return self.most_tokens * self.unit**2 * self.tolerance
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return columns and rows of the tiles of a picture; none if it is not cut."""
+        unit = self.unit
+        across, down = (max(self.patch, round(side / unit) * unit) for side in (width, height))
+        if not self.names or across * down <= self._cut_above:
+            return 0, 0
+        fewest, most = self.tiles
+        shapes = {
+            (columns, rows)
+            for tiles in range(fewest, most + 1)
+            for columns in range(1, tiles + 1)
+            for rows in range(1, tiles + 1)
+            if fewest <= columns * rows <= most
+        }
+        # Of several grids with as many tiles transformers takes that which its set has last: this
+        # set is built as its own is.
+        return nearest_shape(shapes, width, height, self.tile**2)

@@ -44,14 +44,9 @@ Samples: TypeAlias = "NDArray[np.float32]"
 
 
 class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture after the prompt of a row.
+    """A picture after the prompt of a row."""
 
-    Attributes:
-        start: index of its first feature token in the response.
-        file: encoded picture.
-    """
-
-    start: int
+    start: int  # index of its first feature token in the response
     file: bytes
 
 
@@ -76,19 +71,12 @@ def unpacked_later(pictures: bytes) -> list[LaterPicture]:
 
 
 class Clip(msgspec.Struct, frozen=True, array_like=True):
-    """Frames of a video that a tower reads at once.
+    """Frames of a video that a tower reads at once."""
 
-    Attributes:
-        frames: encoded pictures in the model's size.
-        number: index of the clip in its video.
-        ahead: time position relative to the first clip of its video.
-        text: text before the clip; empty if it directly follows the clip before it.
-    """
-
-    frames: list[bytes]
-    number: int
-    ahead: int = 0
-    text: str = ""
+    frames: list[bytes]  # encoded pictures in the model's size
+    number: int  # index of the clip in its video
+    ahead: int = 0  # time position relative to the first clip of its video
+    text: str = ""  # text before the clip; empty if it directly follows the clip before it
 
     @property
     def has_placeholder(self) -> bool:

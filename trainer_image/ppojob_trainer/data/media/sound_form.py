@@ -23,54 +23,37 @@ _CHUNK, _PER_TOKEN = 100, 8
 _Number = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _Tower(msgspec.Struct):
-    """An audio encoder; `n_window` is half the frames of a chunk, None without chunks."""
-
-    max_source_positions: _Number = 1500
-    n_window: _Number | None = None
-
-
-class _Config(msgspec.Struct):
-    """A config.json."""
-
-    audio_config: _Tower
-    audio_token_index: int = 151_646
-    audio_token_id: int | None = None
-
-
-class _Processor(msgspec.Struct):
-    """A feature extractor; `dither` adds noise, which would differ in each pass."""
+class _Settings(msgspec.Struct):
+    """Settings of config.json, of its audio_config (`tower_`) and of the feature extractor."""
 
     feature_extractor_type: Literal["WhisperFeatureExtractor"]
+    audio_token_index: int = 151_646
+    audio_token_id: int | None = None
+    tower_max_source_positions: _Number = 1500
+    tower_n_window: _Number | None = None  # half the frames of a chunk; None without chunks
     sampling_rate: _Number = 16_000
     hop_length: _Number = 160
     chunk_length: _Number = 30
-    dither: float = 0.0
+    dither: float = 0.0  # adds noise, which would differ in each pass
 
 
 @dataclass(frozen=True, slots=True)
 class SoundForm(MediaForm):
-    """Sound format of a model; this is Qwen2-Audio, others are subclasses.
-
-    Attributes:
-        rate: sampling rate.
-        hop: samples between two frames of features.
-        seconds: of the longest sound.
-    """
+    """Sound format of a model; this is Qwen2-Audio, others are subclasses."""
 
     rate: int
-    hop: int
-    seconds: int
+    hop: int  # samples between two frames of features
+    seconds: int  # of the longest sound
 
     @property
     def least(self) -> int:
         """Return the number of samples of the shortest sound that has a token."""
         return (_LEAST_FRAMES - 1) * self.hop + 1
 
-    def fits(self, tower: _Tower) -> bool:
-        """Whether an encoder reads sounds as this class does."""
-        longest = self.seconds * self.rate
-        return tower.n_window is None and longest == 2 * self.hop * tower.max_source_positions
+    def fits(self, model: _Settings) -> bool:
+        """Whether a model reads sounds as this class does."""
+        longest = 2 * self.hop * model.tower_max_source_positions
+        return model.tower_n_window is None and self.seconds * self.rate == longest
 
     def read(self, samples: int) -> int:
         """Return the number of samples of the features: those of the sound, padded by silence."""
@@ -93,9 +76,10 @@ class SoundForm(MediaForm):
 class InPieces(SoundForm):
     """Sound format of Qwen2.5-Omni: the tower reads a sound without padding, in pieces."""
 
-    def fits(self, tower: _Tower) -> bool:
+    def fits(self, model: _Settings) -> bool:
         """See `SoundForm`."""
-        return tower.n_window is not None and tower.n_window <= tower.max_source_positions
+        half = model.tower_n_window
+        return half is not None and half <= model.tower_max_source_positions
 
     def read(self, samples: int) -> int:
         """See `SoundForm`: at least a second of silence, as far as the longest sound."""
@@ -106,10 +90,10 @@ class InPieces(SoundForm):
 class ByChunks(SoundForm):
     """Sound format of Qwen3-Omni: the tower reads whole frames without padding, in chunks."""
 
-    def fits(self, tower: _Tower) -> bool:
+    def fits(self, model: _Settings) -> bool:
         """See `SoundForm`: transformers counts tokens of no other chunks."""
         most = -(-_CHUNK // _PER_TOKEN)
-        return tower.n_window == _CHUNK // 2 and most <= tower.max_source_positions
+        return model.tower_n_window == _CHUNK // 2 and most <= model.tower_max_source_positions
 
     def read(self, samples: int) -> int:
         """See `SoundForm`."""
@@ -132,11 +116,15 @@ MODELS: Final[Mapping[str, type[SoundForm]]] = {
 def read_sound_form(config: Mapping[str, Any], folder: Path) -> SoundForm | None:
     """Read the sound format of a Hugging Face model; None if it is not supported."""
     own = read_json(folder / NEWER).get("feature_extractor") or read_json(folder / PROCESSOR)
+    tower = config.get("audio_config")
+    if not isinstance(own, dict) or not isinstance(tower, dict):
+        return None
+    flat = {**config, **own, **{f"tower_{key}": value for key, value in tower.items()}}
     try:
-        found, processor = msgspec.convert(config, _Config), msgspec.convert(own, _Processor)
+        model = msgspec.convert(flat, _Settings)
     except msgspec.ValidationError:
         return None
-    token = found.audio_token_index if found.audio_token_id is None else found.audio_token_id
-    sizes = processor.sampling_rate, processor.hop_length, processor.chunk_length
+    token = model.audio_token_index if model.audio_token_id is None else model.audio_token_id
+    sizes = model.sampling_rate, model.hop_length, model.chunk_length
     form = MODELS[config["model_type"]](token, "Whisper", *sizes)
-    return form if form.fits(found.audio_config) and not processor.dither else None
+    return form if form.fits(model) and not model.dither else None

@@ -52,17 +52,11 @@ TargetSize = Callable[[tuple[int, int], int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Sampled frames of a video.
+    """Sampled frames of a video."""
 
-    Attributes:
-        files: encoded pictures in the model's size.
-        seconds: time of each frame.
-        fps: frames per second, on average.
-    """
-
-    files: Sequence[bytes]
+    files: Sequence[bytes]  # encoded pictures in the model's size
     seconds: Sequence[float]
-    fps: float
+    fps: float  # frames per second, on average
 
 
 def read_number(settings: Mapping[object, object], key: str, default: float) -> float:

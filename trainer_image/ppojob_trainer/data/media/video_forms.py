@@ -60,23 +60,14 @@ def no_shorter(width: int, height: int, unit: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class VideoForm(ABC):
-    """Video format of a model.
+    """Video format of a model."""
 
-    Attributes:
-        token: placeholder of a video or a clip in text, and token of its features.
-        unit: pixels of a side of a token.
-        frames: frames of a clip, which the tower reads at once.
-        least: pixels to which smaller frames are enlarged, about.
-        most: pixels to which larger frames are reduced.
-        bound: tokens that limit the frames of a long video; None for no such limit.
-    """
-
-    token: int
-    unit: int
-    frames: int
-    least: float
-    most: float
-    bound: int | None
+    token: int  # placeholder of a video or a clip in text, and token of its features
+    unit: int  # pixels of a side of a token
+    frames: int  # frames of a clip, which the tower reads at once
+    least: float  # pixels to which smaller frames are enlarged, about
+    most: float  # pixels to which larger frames are reduced
+    bound: int | None  # tokens that limit the frames of a long video; None for no such limit
 
     @staticmethod
     def read(settings: GridSettings, unit: int) -> "VideoForm | None":
@@ -86,23 +77,23 @@ class VideoForm(ABC):
         token = settings.video_token_index if token is None else token
         if kind is None or token is None:
             return None
-        processor, least, most = settings.video_processor, None, None
+        least, most, size = None, None, settings.video_size
         # For Qwen-Omni transformers ignores the limits of the folder.
-        if kind.time != "moments" and processor.size is not None:
-            least, most = processor.size.shortest_edge, processor.size.longest_edge
+        if kind.time != "moments" and size is not None:
+            least, most = size.shortest_edge, size.longest_edge
         if kind.time in ("numbers", "seconds"):
-            least, most = processor.min_pixels or least, processor.max_pixels or most
+            least, most = settings.video_min_pixels or least, settings.video_max_pixels or most
         least = least or _LEAST_TOKENS * (2 * kind.patch) ** 2
         most = most or _MOST_TOKENS * (2 * kind.patch) ** 2
         bound = None
-        if processor.cap_pixels_per_frame:
-            bound = processor.max_video_tokens or kind.bound
-        sizes = token, unit, processor.temporal_patch_size, least, most, bound
+        if settings.video_cap_pixels_per_frame:
+            bound = settings.video_max_video_tokens or kind.bound
+        sizes = token, unit, settings.video_temporal_patch_size, least, most, bound
         if kind.time == "text":
             return Timed(*sizes)
         if kind.time == "moments":
             return Joined(*sizes, settings.position_id_per_seconds, True)
-        paced = settings.vision_config.tokens_per_second
+        paced = settings.tower_tokens_per_second
         return Joined(*sizes, paced if kind.time == "seconds" else None)
 
     def in_whole_clips(self, count: int) -> int:
@@ -137,15 +128,11 @@ class VideoForm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Joined(VideoForm):
-    """Video format of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, with time positions.
+    """Video format of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, with time positions."""
 
-    Attributes:
-        per_second: time positions per second; None if each clip has the next one.
-        by_moments: whether a position is rounded from the clip's time, or from a multiple of the
-            rounded duration of a clip.
-    """
-
-    per_second: float | None
+    per_second: float | None  # time positions per second; None if each clip has the next one
+    # Whether a position is rounded from the clip's time, or from a multiple of the rounded duration
+    # of a clip.
     by_moments: bool = False
 
     def target_size(self, count: int, width: int, height: int) -> tuple[int, int]:

@@ -10,11 +10,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
-from ppojob_trainer.retrieval.passages import (
-    Retriever,
-    passages_to_paragraphs,
-    passages_to_string,
-)
+from ppojob_trainer.retrieval.passages import Retriever, passages_to_paragraphs, passages_to_string
 from ppojob_trainer.tools.arguments import WrongArguments
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
 

@@ -11,43 +11,29 @@ from ppojob_trainer.tools.custom import User
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a tool.
-
-    Attributes:
-        arguments: arguments, validated by the schema.
-        created: constructor arguments in the row.
-        config: settings of the tool.
-        sandbox: returns the sandbox for model-written code; the same for all calls.
-        pictures: pictures of the row so far.
-    """
+    """One call of a tool."""
 
     arguments: Mapping[str, Json]
-    created: Mapping[str, Json]
+    created: Mapping[str, Json]  # constructor arguments in the row
     config: Mapping[str, Json]
+    # Returns the sandbox for model-written code; the same for all calls.
     sandbox: Callable[[], Runner]
     pictures: Sequence[SeenPicture] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A built-in tool.
+    """A built-in tool."""
 
-    Attributes:
-        answer: returns a value for `answers.read_answer`. Mistakes of the model are answers too; an
-            exception is an error of the tool or of the data.
-        description: default description for the model.
-        parameters: default JSON schema of the arguments.
-        runs_code: whether it needs a sandbox.
-        shows: whether it returns pictures.
-        opens: validates and opens its settings; None without settings. It raises `ConfigError`,
-            with a place relative to the tool (``config.index``).
-    """
-
+    # Returns a value for `answers.read_answer`. Mistakes of the model are answers too; an exception
+    # is an error of the tool or of the data.
     answer: Callable[[Call], object]
-    description: str
-    parameters: Mapping[str, Json]
+    description: str  # default description for the model
+    parameters: Mapping[str, Json]  # default JSON schema of the arguments
     runs_code: bool = False
     shows: bool = False
+    # Validates and opens its settings; None without settings. It raises `ConfigError`, with a place
+    # relative to the tool (``config.index``).
     opens: Callable[[Mapping[str, Json]], None] | None = None
 
 
