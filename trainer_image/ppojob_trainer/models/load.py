@@ -1,14 +1,11 @@
 """Loading of models from Hugging Face folders, sharded over the ranks as they are read."""
 
-import re
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -24,7 +21,6 @@ from ppojob_trainer.models.architectures import EMBEDDING, HEAD, saved_weights
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import (
     TOWER,
-    WHOLE_NAMES,
     folder_has_tower,
     layers_name_in,
     read_config,
@@ -42,11 +38,12 @@ from ppojob_trainer.models.log_partition import (
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.model_classes import class_of, language_config
-from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
+from ppojob_trainer.models.mtp_layers import add_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, nf4_layers, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
+from ppojob_trainer.models.towers import new_tower
 from ppojob_trainer.models.transformers_modules import recurrent_layers, unify_modules
 from ppojob_trainer.models.vision_tower import attach_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
@@ -59,7 +56,6 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _NOTHING: Final[Mapping[str, Json]] = {}
-_KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     *(".bias", "_bias", ".sinks", CORRECTION, EXPERT_BIAS, "score.weight"),
     *(".o_proj.weight", ".down_proj.weight", ".experts.down_proj", ".w2.weight"),
@@ -108,8 +104,9 @@ def load_model(
             non-finite values.
     """
     folder, world = Path(folder), world or World.alone()
-    additions = _Additions(lora, learns_log_z=learns_log_z, has_mtp=with_mtp)
-    model, missing = _load(kind, folder, dtype, world, additions, overrides, with_tower=with_tower)
+    tower = folder if with_tower and folder_has_tower(folder) else None
+    additions = _Additions(lora, tower, learns_log_z=learns_log_z, has_mtp=with_mtp)
+    model, missing = _load(kind, folder, dtype, world, additions, overrides)
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
@@ -125,11 +122,15 @@ class _Additions:
     """Parts that are added to transformers' model."""
 
     lora: LoraSpec | None
+    tower: Path | None  # folder of a vision tower that is trained
     learns_log_z: bool
     has_mtp: bool  # from the folder, but not in transformers' class
 
     def add_to(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-        """Add them to an unsharded model, and convert all of it to its dtype and common form."""
+        """Add them to a meta model, and convert all of it to its dtype and common form."""
+        if self.tower is not None:
+            with torch.device("meta"):
+                setattr(model, TOWER.rstrip("."), new_tower(self.tower, dtype))
         if self.has_mtp:
             add_mtp_layer(model)
         unify_modules(model)
@@ -186,8 +187,6 @@ def _load(
     world: World,
     additions: _Additions,
     overrides: Mapping[str, Json],
-    *,
-    with_tower: bool,
 ) -> tuple[PreTrainedModel, Set[str]]:
     """Load a model of a kind; adapters have no values yet.
 
@@ -201,14 +200,13 @@ def _load(
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
     try:
-        config = language_config(folder, with_tower=with_tower)
+        config = language_config(folder)
         change(config, dict.fromkeys(FAMILIES[config.model_type].dropouts, 0.0))
         change(config, overrides)
-        model_class = class_of(config, kind.made_as)
-        options = {"config": config, "dtype": dtype}
-        is_whole = world.size == 1 and read_weights(folder).form is None
-        load = _load_whole if is_whole else _load_sharded
-        model, missing = load(model_class, folder, world, additions, options)
+        with torch.device("meta"):
+            model = class_of(config, kind.made_as)._from_config(config, dtype=dtype)
+        additions.add_to(model, dtype, world.device)
+        missing = _shard_and_read(model, folder, dtype, world)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -243,44 +241,6 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
         raise ConfigError(map(str, problems))
 
 
-def _load_whole(
-    model_class: Any, folder: Path, world: World, additions: _Additions, options: dict[str, Any]
-) -> tuple[PreTrainedModel, set[str]]:
-    """As `_load_sharded`, for one rank and weights that are not quantized."""
-    try:
-        with quiet_loading():
-            model, info = model_class.from_pretrained(
-                folder,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                local_files_only=True,
-                key_mapping=_KEYS if folder_has_tower(folder) else None,
-                **options,
-            )
-    except RuntimeError as error:  # experts that cannot be stacked, as some are missing
-        raise ValueError(str(error)) from error
-    for name, got, needed in sorted(info["mismatched_keys"]):
-        raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
-    additions.add_to(model, options["dtype"], world.device)
-    missing = set(info["missing_keys"])
-    if additions.has_mtp:
-        missing |= _read_mtp_layer(model, folder)
-    model.to(world.device)
-    for parameter in model.parameters():
-        parameter.data = _own(parameter.data)
-    return model, missing
-
-
-def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
-    """Fill its weights, and return the names of those that the folder does not hold."""
-    weights = read_weights(folder)
-    own = {name: one for name, one in model.named_parameters() if is_of_mtp_layer(name, model)}
-    for name in own.keys() & weights.files.keys():
-        fill(own[name], read_part(weights, name, box_of(own[name])))
-    return own.keys() - weights.files.keys()
-
-
 def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
     """Convert all weights to a dtype, except those that stay in float32.
 
@@ -292,33 +252,16 @@ def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Silence transformers about missing and unexpected weights: they are checked here."""
-    logging = transformers.utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+def _shard_and_read(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype, world: World
+) -> set[str]:
+    """Shard a meta model, and read this rank's shard of each weight.
 
-
-def _load_sharded(
-    model_class: Any, folder: Path, world: World, additions: _Additions, options: dict[str, Any]
-) -> tuple[PreTrainedModel, set[str]]:
-    """Build a model on the meta device, shard it, and read this rank's shard of each weight.
-
-    Returns:
-        The model, and the names of weights, of any stage, that the folder does not hold: those
-        are zero.
+    Returns the names of weights, of any stage, that the folder does not hold: those are zero.
 
     Raises:
         ValueError: a weight has another shape, or a file cannot be read.
     """
-    with torch.device("meta"):
-        model = model_class._from_config(**options)
-    additions.add_to(model, options["dtype"], world.device)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
     if world.size > 1:
@@ -326,12 +269,12 @@ def _load_sharded(
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
-    state = _own_parts(model, weights, options["dtype"], world.device)
+    state = _own_parts(model, weights, dtype, world.device)
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:
         model.tie_weights()
     _restore_buffers(model, world.device)
-    return model, {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
+    return {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
 
 
 def _own_parts(

@@ -1,10 +1,11 @@
 """Tower classes: vision towers and audio encoders by the type of their configuration."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
@@ -355,8 +356,10 @@ TOWERS: Final = {
 }
 
 
-def tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of a model's tower."""
+def new_tower(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Make the tower of a folder's model; its weights are not read."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     config = getattr(config, THINKER, config)
-    own: PreTrainedConfig = config if config.model_type in TOWERS else config.vision_config
-    return own
+    config = config if config.model_type in TOWERS else config.vision_config
+    tower: PreTrainedModel = TOWERS[config.model_type]._from_config(config, dtype=dtype)
+    return tower

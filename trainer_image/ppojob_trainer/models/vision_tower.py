@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
@@ -22,7 +22,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.split_pictures import tower_inputs
 from ppojob_trainer.models.stored_tensors import read_tensor
-from ppojob_trainer.models.towers import TOWERS, tower_config
+from ppojob_trainer.models.towers import new_tower
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import local_part
 
@@ -162,9 +162,8 @@ class VisionTower:
     def _loaded(self) -> nn.Module:
         if self._tower is not None:
             return self._tower
-        config = tower_config(AutoConfig.from_pretrained(self._folder, local_files_only=True))
         with torch.random.fork_rng(devices=[]):
-            tower = TOWERS[config.model_type]._from_config(config, dtype=self._dtype)
+            tower = new_tower(self._folder, self._dtype)
         weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
             if f"{TOWER}{name}" not in weights.files:
