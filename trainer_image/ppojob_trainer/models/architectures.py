@@ -461,6 +461,13 @@ def count_log_partition(loss: Loss, folder: str) -> int:
     return 2 * (layer + norm) + sizes.hidden + 1
 
 
+def sizes_by(config: Mapping[str, Json]) -> Sizes:
+    """Return the sizes by a configuration that has been checked."""
+    sizes = read_sizes(config, Path("config.json"))
+    assert isinstance(sizes, Sizes), f"{sizes}"
+    return sizes
+
+
 def sizes_of(folder: str) -> Sizes | None:
     """Return the sizes by the config.json of a folder; None where it cannot be read."""
     path = Path(folder) / "config.json"

@@ -24,11 +24,17 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.models.adapter_names import LAYERS, is_adapter, peft_name
-from ppojob_trainer.models.architectures import EMBEDDING, HEAD
+from ppojob_trainer.models.architectures import (
+    EMBEDDING,
+    HEAD,
+    adapter_shapes,
+    backbone_tensors,
+    sizes_by,
+)
 from ppojob_trainer.models.config_files import file_name
 from ppojob_trainer.models.family import CORRECTION, Mixture
+from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
-from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
 
 # The only set of adapters.
@@ -50,9 +56,12 @@ class EngineWeights:
     def __init__(
         self, config: PreTrainedConfig, lora: LoraSpec | None, dtype: torch.dtype, *, on_cpu: bool
     ) -> None:
-        self._names = checkpoint_names(config)
+        sizes = sizes_by(config.to_dict())
+        self._names = frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
         self._lora = lora
-        self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
+        self.adapter_names = (
+            frozenset[str]() if lora is None else frozenset(adapter_shapes(sizes, lora))
+        )
         self._is_tied = bool(getattr(config, "tie_word_embeddings", False))
         self._mixture, self._model_type = mixture_in(config.to_dict()), config.model_type
         # What vLLM's loaders leave out: sinks, and Laguna's bias, as they know only experts' names.
