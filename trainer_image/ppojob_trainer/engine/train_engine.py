@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
@@ -36,7 +37,7 @@ from ppojob_trainer.engine.optimizer import (
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
-from ppojob_trainer.engine.routers import RouterCoefficients, Routers
+from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -119,7 +120,7 @@ class TrainEngine(ForwardEngine):
         total_steps: int,
         world: World | None = None,
         offload: Collection[Offloaded] = (),
-        routers: RouterCoefficients | None = None,
+        routers: AlgorithmSpec | None = None,
         average_decay: float | None = None,
         mtp: Mtp | None = None,
         *,
@@ -128,9 +129,10 @@ class TrainEngine(ForwardEngine):
         """Take over a model as `ForwardEngine` does, to train it in place.
 
         `total_steps` are the optimizer steps of the whole job. The owner of the model offloads
-        weights, the engine the rest of `offload`. `routers` are the coefficients of MoE routers.
-        With `average_decay` there is an EMA of the weights, to be begun or loaded. `mtp` trains the
-        MTP layer. With `tracks_rewards` the mean reward of labelled answers is part of the state.
+        weights, the engine the rest of `offload`. `routers` says which losses and bias updates MoE
+        routers have. With `average_decay` there is an EMA of the weights, to be begun or loaded.
+        `mtp` trains the MTP layer. With `tracks_rewards` the mean reward of labelled answers is
+        part of the state.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -138,7 +140,8 @@ class TrainEngine(ForwardEngine):
         self.moments = HostMemory()
         self._moments_leave = "optimizer" in offload
         self.updates = 0
-        self._routers = routers
+        is_some = routers and (routers.has_router_losses or routers.router_bias_rate > 0.0)
+        self._routers = routers if is_some else None
         self._mtp = mtp
         self._spec = optimizer
         self._total_steps = total_steps

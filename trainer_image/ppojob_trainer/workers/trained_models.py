@@ -26,7 +26,6 @@ from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
     sampling_diagnostics,
 )
-from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import GivenObjective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -226,7 +225,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             total_updates,
             world,
             offload,
-            RouterCoefficients.of(spec.algorithm),
+            spec.algorithm,
             spec.model.average_decay,
             Mtp.of(spec),
             tracks_rewards=spec.algorithm.tracks_rewards,
