@@ -11,8 +11,7 @@ RECURRENT: Final = "linear_attention"
 ATTENTION: Final = "full_attention"
 DENSE: Final = "mlp"
 EXPERTS: Final = "moe"
-LAYER_TYPES: Final = (RECURRENT, ATTENTION, DENSE, EXPERTS)
-"""transformers' names, to which the hub's lists and Nemotron's letters are mapped."""
+"""transformers' names of layer types, to which the hub's and Nemotron's letters are mapped."""
 
 PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": RECURRENT, "*": ATTENTION, "-": DENSE, "E": EXPERTS}

@@ -160,19 +160,6 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
     if isinstance(experts, int) and not (isinstance(top_k, int) and 0 < top_k <= experts):
         why, allowed = "it is the number of experts per token", f"an integer from 1 to {experts}"
         yield problem(top_k_key(config), why, allowed, ModelReason.BAD_CONFIG)
-    layers, last = config.get("num_hidden_layers"), config.get("moe_layer_end_index", -1)  # ERNIE's
-    if isinstance(layers, int) and last not in (-1, layers - 1):
-        why, allowed = "layers after it would have no experts", f"{layers - 1}, the last layer"
-        yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
-    dense = {**FAMILIES[str(config["model_type"])].defaults, **config}.get(mixture.dense_first, 0)
-    kinds = config.get("mlp_layer_types")
-    if (
-        isinstance(kinds, list)
-        and isinstance(dense, int)
-        and ("sparse" in kinds[:dense] or "dense" in kinds[dense:])
-    ):
-        why, allowed = "only the first layers may be dense", f"{dense} times dense, then sparse"
-        yield problem("mlp_layer_types", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     for key in ("hidden_size", mixture.inner, mixture.latent):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
             why = "grouped matrix products of experts need it aligned"
