@@ -15,20 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine.fused_logprobs import (
-    LogprobSettings,
-    product_dtype,
-    slope_of,
-    tile_logits,
-    tiles,
-    wide,
-)
-from ppojob_trainer.engine.head import (
-    LastStates,
-    PolicyHead,
-    TokenOutputs,
-    read_by_output_layer,
-)
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings, slope_of, tile_logits, tiles
+from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs, read_by_output_layer
+from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.vocabulary import VocabularyShard
 
@@ -150,7 +139,9 @@ class _FullKl(torch.autograd.Function):
         states, weight, ref_states, ref_weight, mean, normalizer, ref_normalizer = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
         (grad,) = grads
-        grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
+        grad_hidden = torch.zeros_like(
+            states, dtype=torch.promote_types(states.dtype, torch.float32)
+        )
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
             matrix = weight[vocab].to(states.dtype)
@@ -179,7 +170,11 @@ Folded = tuple[Tensor, Tensor, Tensor]
 def _fold(policy: Logits, reference: Logits) -> Folded:
     """Accumulate over the tiles, rescaling to the running maximum."""
     states, weight, settings = policy
-    count, dtype, device = states.shape[0], wide(states.dtype), states.device
+    count, dtype, device = (
+        states.shape[0],
+        torch.promote_types(states.dtype, torch.float32),
+        states.device,
+    )
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
     ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
     rows = min(weight.shape[0], reference[1].shape[0])

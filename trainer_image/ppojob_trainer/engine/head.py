@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +21,12 @@ TokenOutputs = tuple[Tensor, ...]
 """The outputs of a head: one or more (tokens,) float32 tensors."""
 
 
-class Head(Protocol):
-    """Function from hidden states to outputs; the weights are the model's."""
+Head = Callable[[PreTrainedModel, Tensor, Tensor], TokenOutputs]
+"""Function from hidden states to outputs: always as many (tokens,) tensors.
 
-    def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor, /) -> TokenOutputs:
-        """Compute the outputs of a micro-batch: always the same number of (tokens,) tensors.
-
-        `hidden` (tokens, h) is the last hidden state before each trained token, `targets` (tokens,)
-        int64 are these tokens. The model's weights outside of the layers are unsharded. The first
-        output has the gradient.
-        """
-        ...
+It gets the model, whose weights outside of the layers are unsharded, the last hidden state before
+each trained token, (tokens, h), and these tokens, (tokens,) int64. Gradients are of the first one.
+"""
 
 
 def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,24 +72,19 @@ class Matrix(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)
 
-    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the matrix, (out, in), in the dtype of products with such rows.
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return the matrix, (out, in), in the dtype of products.
 
         With an adapter also its matrices: (r, in) and (out, r).
         """
-        return (cast_matrix(self.weight, rows),)
+        return (self.weight.to(product_dtype(self.weight)),)
 
 
-def product_dtype(matrix: Tensor, rows: Tensor) -> torch.dtype:
-    """Return the dtype of products of a matrix with such rows: that of autocast, or its own."""
-    device = rows.device.type
+def product_dtype(values: Tensor) -> torch.dtype:
+    """Return the dtype of products of such values: that of autocast if it is on, or their own."""
+    device = values.device.type
     is_cast = torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if is_cast else matrix.dtype
-
-
-def cast_matrix(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Return a matrix in the dtype of products with such rows."""
-    return matrix.to(product_dtype(matrix, rows))
+    return torch.get_autocast_dtype(device) if is_cast else values.dtype
 
 
 class Experts(nn.ModuleList):
@@ -127,7 +122,7 @@ class Experts(nn.ModuleList):
         held = [self[expert] for expert in self.expert_ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
-            found = zip(*(getattr(expert, name)(rows) for expert in held), strict=True)
+            found = zip(*(getattr(expert, name)() for expert in held), strict=True)
             weights, *adapter = map(list, found)
             output = grouped_product(rows, dispatch.ends, weights)
             if not adapter:
@@ -249,7 +244,7 @@ def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tenso
 
 def stacked_product(rows: Tensor, ends: Tensor, stack: Tensor) -> Tensor:
     """As `grouped_product` of a stack (e, in, out), in the dtype of products."""
-    dtype = product_dtype(stack, rows)
+    dtype = product_dtype(stack)
     product: Tensor = _StackedProduct.apply(rows, ends, stack, dtype)  # type: ignore[no-untyped-call]
     return product
 
