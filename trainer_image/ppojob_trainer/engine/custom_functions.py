@@ -55,16 +55,8 @@ def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
     called.check(*_OF_TOKENS.split(", "), **({"kept": None} if takes_kept else {}))
 
     @torch.no_grad()
-    def estimate(
-        rewards: Tensor,
-        mask: Tensor,
-        lengths: Tensor,
-        groups: Tensor,
-        *,
-        kept: Tensor,
-        **arguments: object,
-    ) -> Advantages:
-        columns = (rewards, mask, lengths, groups)
+    def estimate(*columns: Tensor, kept: Tensor, **arguments: object) -> Advantages:
+        rewards = columns[0]
         with called.guarded():
             found = called.function(
                 *(column.clone() for column in columns),

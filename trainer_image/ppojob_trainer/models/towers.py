@@ -65,14 +65,17 @@ class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
 class _Projected:
     """A tower with its projector to the language model's width; `config` is the whole model's."""
 
+    section: ClassVar = "vision_config"
+    names: ClassVar = ("vision_tower", "multi_modal_projector")  # in files
     projector: ClassVar[Any]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         # Without a dtype transformers takes the section's, and rounds loaded weights to it.
-        dtype = torch.get_default_dtype()
-        self.vision_tower = AutoModel.from_config(config.vision_config, dtype=dtype)
-        self.multi_modal_projector = self.projector(config)
+        own, dtype = getattr(config, self.section), torch.get_default_dtype()
+        parts = AutoModel.from_config(own, dtype=dtype), self.projector(config)
+        for name, part in zip(self.names, parts, strict=True):
+            setattr(self, name, part)
         self.post_init()  # type: ignore[attr-defined]
 
 
@@ -96,33 +99,28 @@ class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ign
     get_image_features = internvl.InternVLModel.get_image_features
 
 
-class _Mistral3Tower(_Projected, mistral3.Mistral3PreTrainedModel):  # type: ignore[misc]
+class _Pixtral(_Projected):
+    """A tower that reads an image whole."""
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
+        """Return (tokens, h) of an image (1, 3, y, x), with `sizes` its height and width."""
+        encoder, projector = (getattr(self, name) for name in self.names)
+        output = encoder(pixel_values, image_sizes=sizes)
+        output.pooler_output = projector(output.last_hidden_state[0], sizes)
+        return output
+
+
+class _Mistral3Tower(_Pixtral, mistral3.Mistral3PreTrainedModel):  # type: ignore[misc]
     """The tower of Mistral Small 3 and Ministral 3."""
 
     projector = mistral3.Mistral3MultiModalProjector
 
-    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
-        """Return (tokens, h) of an image (1, 3, y, x), with `sizes` its height and width."""
-        output = self.vision_tower(pixel_values, image_sizes=sizes)
-        output.pooler_output = self.multi_modal_projector(output.last_hidden_state[0], sizes)
-        return output
 
+class _LightOnTower(_Pixtral, lighton_ocr.LightOnOcrPreTrainedModel):  # type: ignore[misc]
+    """The tower of LightOnOCR."""
 
-class _LightOnTower(lighton_ocr.LightOnOcrPreTrainedModel):  # type: ignore[misc]
-    """The tower of LightOnOCR: that of Mistral Small 3 under other names."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        dtype = torch.get_default_dtype()  # see `_Projected`
-        self.vision_encoder = AutoModel.from_config(config.vision_config, dtype=dtype)
-        self.vision_projection = lighton_ocr.LightOnOcrMultiModalProjector(config)
-        self.post_init()
-
-    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
-        """See `_Mistral3Tower.forward`."""
-        output = self.vision_encoder(pixel_values, image_sizes=sizes)
-        output.pooler_output = self.vision_projection(output.last_hidden_state[0], sizes)
-        return output
+    names = ("vision_encoder", "vision_projection")
+    projector = lighton_ocr.LightOnOcrMultiModalProjector
 
 
 class _ResizedPositions(Siglip2VisionEmbeddings):  # type: ignore[misc]
@@ -191,15 +189,14 @@ def _unpadded(pixel_values: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
     return pixel_values[:, own], position_ids[:, own]
 
 
-class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
+class _Gemma4Tower(_Projected, gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
     """The tower of Gemma 4, without its audio encoder, which stays in the folder."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
-        self.vision_tower = gemma4.Gemma4VisionModel._from_config(own, dtype=dtype)
-        self.embed_vision = gemma4.Gemma4MultimodalEmbedder(own, config.text_config)
-        self.post_init()
+    names = ("vision_tower", "embed_vision")
+
+    @staticmethod
+    def projector(config: Any) -> nn.Module:
+        return gemma4.Gemma4MultimodalEmbedder(config.vision_config, config.text_config)
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
         """Return (tokens, h) of an image with patches (1, n, 3 y x) at positions (1, n, 2)."""
@@ -247,16 +244,15 @@ class _UnroundedPositions(idefics3.Idefics3VisionEmbeddings):  # type: ignore[mi
         return added
 
 
-class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
+class _Idefics3Tower(_Projected, idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
     """The tower of Idefics3 and SmolVLM, which have equal classes in transformers."""
+
+    names = ("vision_model", "connector")
+    projector = idefics3.Idefics3Connector
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
-        self.vision_model = idefics3.Idefics3VisionTransformer._from_config(own, dtype=dtype)
         self.vision_model.embeddings.__class__ = _UnroundedPositions
-        self.connector = idefics3.Idefics3Connector(config)
-        self.post_init()
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
         """Return (tokens, h) of the tiles (1, n, 3, y, x) of an image, concatenated."""
@@ -265,15 +261,12 @@ class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[misc]
+class _Qwen2AudioTower(_Projected, qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[misc]
     """The audio encoder of Qwen2-Audio."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        dtype = torch.get_default_dtype()  # see `_Projected`
-        self.audio_tower = AutoModel.from_config(config.audio_config, dtype=dtype)
-        self.multi_modal_projector = qwen2_audio.Qwen2AudioMultiModalProjector(config)
-        self.post_init()
+    section = "audio_config"
+    names = ("audio_tower", "multi_modal_projector")
+    projector = qwen2_audio.Qwen2AudioMultiModalProjector
 
     def forward(self, pixel_values: Tensor, frames: Tensor) -> Any:
         """Return (tokens, h) of audio features (1, mel, f), of which the first `frames` are valid.
