@@ -33,7 +33,6 @@ from ppojob_trainer.engine.long_rows import (
     Scoring,
     attend_long_rows,
     differentiate_long_rows,
-    draw_seed,
     scaled_bmm,
 )
 from ppojob_trainer.engine.packed_rows import Span
@@ -268,8 +267,10 @@ class _PackedAttention(torch.autograd.Function):
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D), maybe (H,) to (T, H, D)."""
         ctx.plan, ctx.scoring = plan, scoring
-        # Tensor-parallel ranks draw the same seed but must drop different weights.
-        ctx.dropout = share, draw_seed() + plan.stream if share > 0.0 else 0, query.device
+        # The state of torch's generator is in the checkpoint. Tensor-parallel ranks draw the same
+        # seed, but must drop different weights.
+        seed = int(torch.randint(2**62, ())) + plan.stream if share > 0.0 else 0
+        ctx.dropout = share, seed, query.device
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         outputs = []

@@ -27,7 +27,7 @@ LOG2_E = 1.0 / log(2.0)
 class Dropout:
     """Dropout without a stored mask: the backward pass draws it again from the same seed.
 
-    Objects with one seed (`draw_seed`) drop the same weights, call by call.
+    Objects with one seed drop the same weights, call by call.
     """
 
     def __init__(self, share: float, seed: int, device: torch.device) -> None:
@@ -45,11 +45,6 @@ class Dropout:
             .div_(keep_share)
         )
         return tuple(tensor * factors for tensor in tensors)
-
-
-def draw_seed() -> int:
-    """Draw a seed from torch's global generator, whose state is in the checkpoint."""
-    return int(torch.randint(2**62, ()))
 
 
 @dataclass(frozen=True, slots=True)

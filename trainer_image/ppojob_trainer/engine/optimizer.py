@@ -167,12 +167,6 @@ class _Sgd(_ByParts, torch.optim.SGD):
     """SGD."""
 
 
-def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
-    """Divide the gradients by a power of two."""
-    grads = [local_part(p.grad) for p in parameters if p.grad is not None]
-    torch._foreach_mul_(grads, 1.0 / divisor)
-
-
 def clip_gradients(
     parameters: Iterable[Tensor], limit: float, world: World, *, elsewhere: Tensor | None = None
 ) -> float:

@@ -124,10 +124,6 @@ class _Text:
         bidirectional = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
         return cls(ids, sources, positions, pictures, places, bidirectional)
 
-    def followed_by(self, read: _Text) -> _Text:
-        """Return a response after this text, with positions that continue."""
-        return replace(read, positions=read.positions + self.positions.max() + 1)
-
 
 @dataclass(frozen=True, slots=True)
 class _Response:
@@ -191,7 +187,7 @@ class _Packer:
         Returns the spans of the row, and the packed indices that predict its trained tokens.
         """
         (first_read, places), *others = response.contexts(form)
-        read = prompt.followed_by(first_read)
+        read = replace(first_read, positions=first_read.positions + prompt.positions.max() + 1)
         spans: tuple[Span, ...]
         if shared is not None:
             own = self.add(read, prefix=shared)

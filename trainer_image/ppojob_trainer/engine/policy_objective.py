@@ -44,7 +44,7 @@ OFF_POLICY_SHARE = "actor/off_policy_frac"
 """Share of tokens masked by `off_policy`."""
 
 GUIDANCE = ("actor/off_pg_loss", "actor/off_ratio_mean", "actor/off_policy_prob")
-"""Metrics of the tokens of demonstrations."""
+"""Metrics of the tokens of demonstrations: policy loss, f(π), and π."""
 
 SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
 """Metrics of `sampling_diagnostics`."""
@@ -204,9 +204,10 @@ class PolicyObjective:
         parts.token_sums = token_sums(diagnostics, drawn)
         if self.guidance_gamma is not None:
             assert rows.given is not None, "set with guidance"
-            given = rows.mask & rows.given
-            of_given = guidance_diagnostics(logprobs.detach(), rows.advantages, self.guidance_gamma)
-            parts.token_sums |= token_sums(of_given, given)
+            given, said = rows.mask & rows.given, logprobs.detach()
+            ratio = shaped_ratio(said, self.guidance_gamma)
+            columns = (-rows.advantages * ratio, ratio, said.exp())
+            parts.token_sums |= token_sums(dict(zip(GUIDANCE, columns, strict=True)), given)
             parts.counts = dict.fromkeys(GUIDANCE, float(given.sum()))
         return parts
 
@@ -307,12 +308,6 @@ def positive_loss(
     """
     assert rows.positives is not None, "set with the advantages"
     return -masked_sum(logprobs, kept & rows.positives) / max(1.0, denominators.positives)
-
-
-def guidance_diagnostics(logprobs: Tensor, advantages: Tensor, gamma: float) -> dict[str, Tensor]:
-    """Return the metrics `GUIDANCE`: the policy loss of demonstrations, f(π), and π."""
-    ratio = shaped_ratio(logprobs, gamma)
-    return dict(zip(GUIDANCE, (-advantages * ratio, ratio, logprobs.exp()), strict=True))
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

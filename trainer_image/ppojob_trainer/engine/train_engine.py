@@ -26,7 +26,6 @@ from ppojob_trainer.engine.objective import (
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
     clip_gradients,
-    divide_gradients,
     learning_rate,
     load_optimizer_tensors,
     optimizer_boxes,
@@ -344,7 +343,8 @@ class TrainEngine(ForwardEngine):
             ranks.all_reduce_ends(local_part(shared.grad))
         state = {f"{area}/lr": rate}
         if self._scale is not None:
-            divide_gradients(self.model.parameters(), self._scale.value)
+            grads = [local_part(p.grad) for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(grads, 1.0 / self._scale.value)  # a power of two
             state[f"{area}/loss_scale"] = self._scale.value
         norm = clip_gradients(
             self.model.parameters(),

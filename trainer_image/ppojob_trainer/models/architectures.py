@@ -28,11 +28,10 @@ from ppojob_trainer.models.mixtures import (
     WIDTHS,
     expert_tensors,
     experts_key,
-    latent_layers,
     latent_width,
+    layers_beside_experts,
     mixture_in,
     required_sizes,
-    shared_layers,
 )
 from ppojob_trainer.models.per_layer_sizes import (
     Attention,
@@ -127,14 +126,9 @@ class Sizes:
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has attention."""
-        if self.is_recurrent(layer) and not self.attends_beside:
-            return False
+        if self.recurrence and layer in self.recurrence.layers:
+            return self.recurrence.kind.is_beside_attention
         return not self.types or self.types[layer] == ATTENTION
-
-    @property
-    def attends_beside(self) -> bool:
-        """Whether recurrent layers have attention too."""
-        return self.recurrence is not None and self.recurrence.kind.is_beside_attention
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has MoE experts."""
@@ -304,8 +298,8 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
         is_fused = "in_proj_qkvz" in FAMILIES[sizes.model_type].fused
         found |= sizes.recurrence.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
-        found |= shared_layers(mixture, sizes.hidden, sizes.shared)
-        found |= latent_layers(mixture, sizes.hidden, sizes.latent)
+        widths = {"hidden": sizes.hidden, "inner": sizes.shared, "latent": sizes.latent}
+        found |= layers_beside_experts(mixture, **widths)
     if sizes.per_layer:
         found |= sizes.per_layer.linear_layers(sizes.hidden)
     if sizes.has_dense(layer):

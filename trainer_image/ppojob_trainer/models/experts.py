@@ -133,7 +133,9 @@ class Experts(nn.ModuleList):
             return torch.add(output, change.to(output.dtype), alpha=self.adapter_scale)
 
         *into, down = self._names
-        output = product(_activate(*(product(rows, name) for name in into)), down)
+        inner = [product(rows, name) for name in into]
+        active = functional.silu(inner[0]) * inner[1] if inner[1:] else inner[0].relu().square()
+        output = product(active, down)
         return dispatch.combine(output, weights).to(states.dtype)
 
 
@@ -181,11 +183,6 @@ class StackedExperts(nn.Module):
         """Return this rank's shard of a stack or of its biases; None without one."""
         stack = getattr(self, name, None)
         return None if stack is None else local_part(stack)
-
-
-def _activate(first: Tensor, up: Tensor | None = None) -> Tensor:
-    """Return the SwiGLU of gate and up, or of one projection the squared ReLU."""
-    return functional.relu(first).square() if up is None else functional.silu(first) * up
 
 
 def _clamped(inner: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ def _not_yet(where: str, value: object, what: str, allowed: str = "remove it") -
 def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
     """Report layers that cannot be split into pipeline stages, which pass hidden states only."""
     why, most = f"each pipeline stage needs at least one layer of {folder}", sizes.layers
-    if sizes.per_layer and sizes.per_layer.shares_keys:
+    if sizes.per_layer and not all(one.has_keys for one in sizes.per_layer.attention):
         why, most = f"layers of {folder} share keys and values with earlier layers", 1
     elif sizes.per_layer and sizes.per_layer.layer_embedding:
         why, most = f"{folder} has an embedding for each layer", 1

@@ -130,14 +130,14 @@ def latent_width(mixture: Mixture | None, config: Mapping[str, Json]) -> int:
     return width if isinstance(width, int) else 0
 
 
-def latent_layers(mixture: Mixture, hidden: int, latent: int) -> dict[str, tuple[int, int]]:
-    """Return the projections to and from the width of experts, if it is not `hidden`."""
-    into, out = (f"{mixture.block}.{name}" for name in LATENT)
-    return {into: (latent, hidden), out: (hidden, latent)} if latent else {}
+def layers_beside_experts(
+    mixture: Mixture, *, hidden: int, inner: int, latent: int
+) -> dict[str, tuple[int, int]]:
+    """Return the linear layers of an MoE block besides experts, by their names in a layer.
 
-
-def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of the shared expert, by their names in a layer, if there is one."""
+    Those are of the shared expert, of width `inner` if there is one, and projections to and from
+    the `latent` width of the others, if it is not `hidden`.
+    """
     found = {}
     if mixture.shared and inner:
         at = f"{mixture.block}.{mixture.shared}"
@@ -146,6 +146,9 @@ def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[
         found[f"{at}.down_proj"] = (hidden, inner)
     if mixture.shared_gate:
         found[f"{mixture.block}.{mixture.shared_gate}"] = (1, hidden)
+    if latent:
+        shapes = ((latent, hidden), (hidden, latent))
+        found |= zip((f"{mixture.block}.{name}" for name in LATENT), shapes, strict=True)
     return found
 
 
