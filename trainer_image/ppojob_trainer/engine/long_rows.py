@@ -25,10 +25,7 @@ LOG2_E = 1.0 / log(2.0)
 
 
 class Dropout:
-    """Dropout without a stored mask: the backward pass draws it again from the same seed.
-
-    Objects with one seed drop the same weights, call by call.
-    """
+    """Dropout without a stored mask: the backward pass draws it again from the same seed."""
 
     def __init__(self, share: float, seed: int, device: torch.device) -> None:
         self._share = share

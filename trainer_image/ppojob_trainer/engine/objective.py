@@ -99,10 +99,7 @@ _TOKEN_MEAN = Aggregation("token_mean")
 
 @dataclass(frozen=True, slots=True)
 class SftObjective(TokenObjective):
-    """Supervised fine-tuning (SFT): `L = aggregate(-log pi(a_t|s_t))` over demonstrations.
-
-    Over the first output of a `PolicyHead`.
-    """
+    """SFT: `L = aggregate(-log pi(a_t|s_t))`, over the first output of a `PolicyHead`."""
 
     aggregation: Aggregation
 

@@ -229,10 +229,7 @@ def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _in_float32(
     optimizer: torch.optim.Optimizer, weight: Tensor, what: str | None
 ) -> Iterator[None]:
-    """Convert the moments of a float32 weight to float32 within the block, to bfloat16 after it.
-
-    Without a name they are not converted.
-    """
+    """Have a named weight's moments in float32 within the block, and in bfloat16 after it."""
     if what is None or weight.dtype != torch.float32:
         yield
         return

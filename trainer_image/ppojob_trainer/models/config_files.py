@@ -92,10 +92,7 @@ def file_name(name: str, model_type: str) -> str:
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
-    """Whether a config.json, as on disk or from `read_config`, is of a model with a tower.
-
-    That is a vision tower or an audio encoder.
-    """
+    """Whether a config.json, of a folder or read, is of a model with a vision or audio tower."""
     config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))
     return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.is_multimodal)

@@ -184,10 +184,7 @@ def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Pro
 def check_changed_config(
     config: dict[str, Json], overrides: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> tuple[dict[str, Json], list[Problem]]:
-    """Return the configuration with a job's overrides, and its problems; see `check_config`.
-
-    Refused overrides are not applied.
-    """
+    """Return a configuration with the overrides that are not refused, and all of its problems."""
     problems = list(check_changes(config, overrides))
     config = config if problems else changed_document(config, overrides)
     problems += check_config(config, path, kind)

@@ -389,10 +389,7 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
 
 
 def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
-    """Report LoRA targets that match no layer of a model; nothing if its folder has problems.
-
-    `where` is the section of the adapters.
-    """
+    """Report LoRA targets of the section `where` that match no layer of a readable model."""
     if (sizes := sizes_of(folder)) is None:
         return
     names = {

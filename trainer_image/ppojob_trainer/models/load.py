@@ -182,12 +182,7 @@ def _load(
     additions: _Additions,
     overrides: Mapping[str, Json],
 ) -> tuple[PreTrainedModel, Set[str]]:
-    """Load a model of a kind; adapters have no values yet.
-
-    Returns:
-        The model in evaluation mode, and its optional weights that the folder does not hold: those
-        are zero.
-    """
+    """Return a model in evaluation mode, and its optional weights, zeros, that no file holds."""
     refuse_config(folder, kind, overrides)
     section = kind.where.removesuffix("path") + "lora"
     lora = additions.lora
@@ -217,11 +212,7 @@ def _load(
 
 
 def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) -> None:
-    """Refuse a folder with an unreadable configuration, or one that asks for unsupported features.
-
-    Raises:
-        ConfigError: with every problem, one line each.
-    """
+    """Raise ConfigError, a line each, for what is unreadable or unsupported in a config.json."""
     path = folder / "config.json"
     config = read_config(path)
     if isinstance(config, Problem):
@@ -309,10 +300,7 @@ def _own(weight: Tensor) -> Tensor:
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute the buffers that no folder holds: RoPE frequencies, scales of Gemma and Falcon.
-
-    The meta device has no values.
-    """
+    """Compute the buffers that no folder holds: RoPE frequencies, scales of Gemma and Falcon."""
     base: Any = model.base_model
     if (rotary := getattr(base, "rotary_emb", None)) is not None:  # Mamba hybrids may have none
         base.rotary_emb = type(rotary)(config=model.config).to(device)

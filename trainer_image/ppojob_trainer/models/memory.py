@@ -171,10 +171,7 @@ def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> d
 
 
 def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """Return the models and the engine of a rank.
-
-    `parameters` are from `count_parameters`; a role without its own pods holds nothing.
-    """
+    """Return the models and the engine of a rank; `parameters` are from `count_parameters`."""
     spec, living = config.spec, config.topology.living_in(role)
     generates = config.topology.generating.role == role and not spec.algorithm.given
     # With a separate device memory models can be offloaded, and a sleeping engine frees its.
@@ -356,10 +353,7 @@ def _count_as_stored(lora: LoraSpec | None, count: int, folder: str, dtype: str)
 
 
 def _moments(spec: PPOJobSpec) -> tuple[float | None, float]:
-    """Return the optimizer state of the policy, in weights and in adapters; None if frozen.
-
-    That is moments, and the float32 EMA.
-    """
+    """Return moments and EMA of the policy's weights (None: frozen), and of adapters."""
     moments, average = spec.optimizer.moments, float(spec.model.average_decay is not None)
     if spec.model.lora is not None:
         return None, moments + average

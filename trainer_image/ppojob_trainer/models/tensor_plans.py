@@ -223,10 +223,7 @@ def _mixture_of_layers(mixture: Mixture) -> dict[str, Style]:
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """Return the style of each module of a model with parameters, or in its plan.
-
-    Expert-parallel experts have none.
-    """
+    """Return the styles of modules with parameters, or in the plan; not of expert-parallel ones."""
     config: Any = model.config
     family = FAMILIES[config.model_type]
     plan, shared = plan_of(family), _head_layers(family)

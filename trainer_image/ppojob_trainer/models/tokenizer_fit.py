@@ -60,10 +60,7 @@ def check_rows(
 
 
 def check_same_tokens(vocabulary: Mapping[str, int], folder: Path) -> Iterator[Problem]:
-    """Check that a reference has the policy's tokens; `vocabulary` has their ids.
-
-    A folder without a tokenizer is not checked.
-    """
+    """Check that a reference, if it has a tokenizer, has the policy's tokens, by their ids."""
     if not (folder / "tokenizer.json").is_file():
         return
     theirs = read_tokenizer_files(folder, folder, None).tokenizer.get_vocab(with_added_tokens=True)

@@ -151,10 +151,7 @@ def _plain_box(
 
 
 def is_first_holder(tensor: Tensor) -> bool:
-    """Whether this is the first rank with this shard, so that sums count it only here.
-
-    Always true for a tensor that is no DTensor.
-    """
+    """Whether this is the first rank with this shard, so that sums count it only here."""
     if not isinstance(tensor, DTensor):
         return True
     mesh = tensor.device_mesh

@@ -21,10 +21,7 @@ BUCKET_BYTES = 64 * 2**20
 
 
 class Link:
-    """A link over a process group: gloo for `cpu`, nccl for `cuda`.
-
-    Without a group this process is its only member.
-    """
+    """A link over a process group, gloo for `cpu`, nccl for `cuda`; None has this member alone."""
 
     def __init__(
         self,
@@ -152,11 +149,7 @@ def send_tensors(
 
 
 def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a member's `send_tensors`, in host memory, in its order.
-
-    Raises:
-        ChannelLost: it is gone.
-    """
+    """Yield the tensors of a member's `send_tensors`, in host memory; raises ChannelLost."""
     decoder = msgspec.msgpack.Decoder(list[_Entry])
     while entries := decoder.decode(exchange_messages(link, {}, [sender])[sender]):
         size = sum(entry.size_bytes for entry in entries)

@@ -225,10 +225,7 @@ class _ExternalRank(ExecutorWithExternalLauncher):  # type: ignore[misc]
 def model_config(
     config: PreTrainedConfig, changes: Mapping[str, Json], form: MediaForm | None
 ) -> PreTrainedConfig:
-    """Return the configuration from which vLLM builds its model.
-
-    `form` is the format of its images; None for text models.
-    """
+    """Return the configuration of vLLM's model; `form` is that of its images, None for text."""
     has_images, config = form is not None, unquantised(config)
     part = language_part(config) if has_images else text_config(config)
     settings = {} if has_images else engine_corrections.settings(part)
