@@ -19,7 +19,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings, slope_of, tile
 from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs, read_by_output_layer
 from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyShard
+from ppojob_trainer.parallel.tensor_styles import VocabularyShard
 
 
 @dataclass(frozen=True, slots=True)

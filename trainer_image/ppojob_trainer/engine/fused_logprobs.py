@@ -22,7 +22,7 @@ from torch import Tensor
 from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyShard
+from ppojob_trainer.parallel.tensor_styles import VocabularyShard
 
 TOKEN_BLOCK = 4096
 """Maximum tokens of a tile; larger tiles read the output matrix less often."""

@@ -15,7 +15,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import with_column
+from ppojob_trainer.parallel.tensor_styles import with_column
 
 TokenOutputs = tuple[Tensor, ...]
 """The outputs of a head: one or more (tokens,) float32 tensors."""

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_trainer.data.media.media_form import MediaForm
@@ -20,13 +23,14 @@ from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
-from ppojob_trainer.models.split_pictures import tower_inputs
 from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.towers import new_tower
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import local_part
 
 _ATTRIBUTE: Final = "vision_tower"
+_FILTERS: Final = {2: "bilinear", 3: "bicubic"}
+"""Of `interpolate`, by Pillow's numbers."""
 _PROCESSORS: Final = (
     *("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil"),
     *("GotOcr2ImageProcessorPil", "PixtralImageProcessorPil", "Gemma3ImageProcessorPil"),
@@ -194,3 +198,49 @@ def tower_of(model: nn.Module) -> VisionTower | None:
     """Return the tower of a language model; None if it takes no images."""
     tower: VisionTower | None = getattr(model, _ATTRIBUTE, None)
     return tower
+
+
+def tower_inputs(image: Image.Image, form: Splits) -> dict[str, Tensor]:
+    """Return the inputs of LFM2-VL's tower for a picture, which is cut into tiles.
+
+    transformers has this image processor for torchvision only, which is not installed. These are
+    its numbers to the bit where the CPU has AVX2: there torchvision resizes bytes by PyTorch's
+    `interpolate`, too (transformers 5, `models/lfm2_vl/image_processing_lfm2_vl.py`).
+
+    Returns:
+        `pixel_values`, (n, y x 3) float32 patches of the tiles, row by row, then of the whole
+        picture, and `spatial_shapes`, (tiles, 2) int64 rows and columns of the patches of each.
+    """
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    columns, rows = form.grid(*image.size)
+    across, down = form.whole(*image.size)
+    parts: list[Tensor] = []
+    if rows:
+        large = _resized(pixels, (rows * form.tile, columns * form.tile), form)
+        lines = torch.split(large, form.tile, dim=2)
+        parts += [tile for line in lines for tile in torch.split(line, form.tile, dim=3)]
+    if form.has_whole(rows):
+        parts.append(_resized(pixels, (down * form.unit, across * form.unit), form))
+    shapes = [[side // form.patch for side in one.shape[2:]] for one in parts]
+    patches = torch.cat([_patches(one, form) for one in parts])
+    return {"pixel_values": patches, "spatial_shapes": torch.tensor(shapes)}
+
+
+def _resized(pixels: Tensor, size: tuple[int, int], form: Splits) -> Tensor:
+    """Resize (1, 3, y, x) bytes."""
+    if pixels.shape[2:] == size:
+        return pixels
+    mode = _FILTERS[form.resample]
+    return functional.interpolate(pixels, size, mode=mode, align_corners=False, antialias=True)
+
+
+def _patches(pixels: Tensor, form: Splits) -> Tensor:
+    """Normalize (1, 3, y, x) bytes, and cut them into patches (n, y x 3)."""
+    # In the order of transformers' products.
+    mean, std = (
+        (torch.tensor(one) * (1.0 / form.scale)).view(3, 1, 1) for one in (form.mean, form.std)
+    )
+    values, side = (pixels.float() - mean) / std, form.patch
+    down, across = (length // side for length in values.shape[2:])
+    cut = values.reshape(3, down, side, across, side)
+    return cut.permute(1, 3, 2, 4, 0).reshape(-1, side * side * 3)
