@@ -24,10 +24,7 @@ from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss, bounded
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
-from ppojob_trainer.algorithms.rollout_diagnostics import (
-    token_diagnostic_names,
-    token_diagnostics,
-)
+from ppojob_trainer.algorithms.rollout_diagnostics import token_diagnostic_names, token_diagnostics
 from ppojob_trainer.algorithms.token_masks import off_policy
 from ppojob_trainer.engine.custom_functions import policy_loss_of
 from ppojob_trainer.engine.head import TokenOutputs

@@ -19,12 +19,7 @@ from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters
 from ppojob_trainer.models.adapter_names import is_adapter, peft_name, saved_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD, saved_weights
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.config_files import (
-    TOWER,
-    folder_has_tower,
-    layers_name_in,
-    read_config,
-)
+from ppojob_trainer.models.config_files import TOWER, folder_has_tower, layers_name_in, read_config
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config

@@ -10,10 +10,7 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.rollout.protocol import (
-    DTYPES,
-    RolloutEngine,
-)
+from ppojob_trainer.rollout.protocol import DTYPES, RolloutEngine
 
 
 def build_engine(

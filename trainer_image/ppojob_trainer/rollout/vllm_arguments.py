@@ -23,12 +23,7 @@ from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.memory import cached_per_token, cached_state_bytes
 from ppojob_trainer.models.model_classes import language_part, text_config, unquantised
-from ppojob_trainer.rollout import (
-    engine_corrections,
-    vllm_bidirectional,
-    vllm_drafts,
-    vllm_models,
-)
+from ppojob_trainer.rollout import engine_corrections, vllm_bidirectional, vllm_drafts, vllm_models
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
 from ppojob_trainer.rollout.vllm_models import UnfusedQwen3Next
