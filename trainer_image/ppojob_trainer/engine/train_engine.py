@@ -172,10 +172,8 @@ class TrainEngine(ForwardEngine):
         of each reference model; () for the engine's own head. All ranks call each equally often.
         `supervised` adds the loss of demonstrations, with its own denominators. A gradient that is
         not finite changes no weights and is reported as `<area>/skipped`; the schedule advances.
-
-        Returns:
-            The statistics of all ranks: losses divided by the denominators, sums over the computed
-            tokens.
+        Returns the statistics of all ranks: losses divided by the denominators, and sums over the
+        computed tokens.
         """
         self.model.train()
         denominators = self._denominators(experience)

@@ -110,12 +110,8 @@ class Experts(nn.ModuleList):
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Compute the weighted sum of each token's chosen experts.
 
-        Every expert is computed, even without tokens: ranks reduce the gradients of all of them.
-
-        Args:
-            states: (t, h) of the tokens.
-            chosen: (t, k) int64, the experts of each token.
-            weights: (t, k) router weights.
+        States are (t, h), `chosen` (t, k) int64, and weights (t, k). Every expert is computed, even
+        without tokens: ranks reduce the gradients of all of them.
         """
         dispatch = ExpertDispatch(chosen, len(self), self.expert_ranks)
         rows = dispatch.rows(states)
@@ -230,10 +226,7 @@ def freeze_routers(model: PreTrainedModel) -> None:
 def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tensor:
     """Multiply each run of rows by its own matrix (grouped GEMM): (s, in) -> (s, out).
 
-    Args:
-        rows: (s, in), run by run.
-        ends: (e,) int32, the end of each run, which may be empty.
-        matrices: e of them, (out, in).
+    `ends` (e,) int32 are those of the runs, which may be empty; the e matrices are (out, in).
     """
     product: Tensor = _GroupedProduct.apply(rows, ends, *matrices)  # type: ignore[no-untyped-call]
     return product

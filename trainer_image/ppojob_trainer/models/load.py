@@ -76,17 +76,10 @@ def load_model(
     as transformers does: on SmolLM2 that makes values of 1.0 ± 0.5, which the critic first has to
     unlearn. The head has no dropout, as in verl, and is trained with adapters too.
 
-    Args:
-        folder: with config.json and the weights; nothing is downloaded.
-        dtype: of the weights.
-        kind: use of the model.
-        world: the ranks over which it is sharded, and their device; None for this one on the CPU.
-        lora: adapters; the weights are frozen then. None for full training.
-        seed: of the initial adapters.
-        overrides: changes of its config.json, from `config_changes`.
-        with_tower: make its vision tower a trained module of it; else the tower is frozen.
-        learns_log_z: add the network of `log_partition`.
-        with_mtp: load the folder's MTP layer, and train it.
+    It is sharded over the ranks of `world`, on their device; None for this one on the CPU. With
+    `lora` the weights are frozen, and `seed` is that of the initial adapters. `overrides` are those
+    of `config_changes`. With a tower, that is a trained module of it, else it is frozen.
+    `learns_log_z` adds the network of `log_partition`, `with_mtp` the folder's MTP layer.
 
     Raises:
         ConfigError: the folder holds no model, an unsupported one, not all of its weights, or

@@ -122,11 +122,8 @@ def _language_model(
 ) -> Any:
     """Make the class of a language model, and register it with transformers.
 
-    Args:
-        model_type: of its folders.
-        decoder: transformers' class.
-        text_config: configuration class of the equivalent text-only models.
-        fields: additional or changed defaults of the decoder's configuration.
+    `text_config` is of the equivalent text-only models; `fields` are further or changed defaults of
+    the decoder's configuration.
     """
     name = decoder.__name__.replace("_", "").removesuffix("TextModel")
     types = {field: type(default) for field, default in fields.items()}

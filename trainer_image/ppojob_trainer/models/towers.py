@@ -159,9 +159,7 @@ class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[m
     def forward(self, pixel_values: Tensor, spatial_shapes: Tensor) -> Any:
         """Return (tokens, h) of the tiles of an image, concatenated.
 
-        Args:
-            pixel_values: (n, y x 3) patches of all tiles.
-            spatial_shapes: (tiles, 2) int64, rows and columns of the patches of each.
+        Patches of all tiles are (n, y x 3), and rows and columns of those of each (tiles, 2) int64.
         """
         tokens, lengths = [], spatial_shapes.prod(dim=-1).tolist()
         parts = torch.split(pixel_values, lengths)

@@ -69,16 +69,11 @@ class VisionTower:
         pictures: Sequence[bytes],
         rows: Tensor | None = None,
     ) -> dict[str, Tensor | list[Tensor]]:
-        """Return the language model's inputs for prompts with images.
+        """Return the arguments of transformers' decoder for prompts with images.
 
-        Args:
-            embeddings: (b, t, h) of all tokens.
-            places: (n,) int64, image tokens among the b * t, in order.
-            pictures: encoded images of the prompts in this order, those of each `packed`.
-            rows: (n,) int64, rows of the image features for the places; None for all.
-
-        Returns:
-            Arguments of transformers' decoder.
+        Embeddings are (b, t, h) of all tokens, `places` (n,) int64 the image tokens among the
+        b * t, `pictures` the images of the prompts in this order, those of each `packed`, and
+        `rows` (n,) int64 the rows of their features for the places; None for all.
         """
         files = [file for prompt in pictures for file in unpacked(prompt)]
         features = torch.cat(self.encode(files)).to(embeddings.dtype)

@@ -43,15 +43,8 @@ class Link:
         Bucket `i` of every pair is sent in round `i`. Within a round all receives and sends are
         posted before any is waited for, so no order of members can deadlock.
 
-        Args:
-            outgoing: member -> (bytes,) uint8 in host memory; never this member.
-            incoming: member -> bytes that it sends here, equal to that member's `outgoing`.
-
-        Returns:
-            Member -> (bytes,) uint8 in host memory, for each entry of `incoming`.
-
-        Raises:
-            RuntimeError: the group could not move a bucket within its time limit.
+        Outgoing and returned are (bytes,) uint8 in host memory by member, never this one;
+        `incoming` says how many bytes each sends. Raises RuntimeError after the time limit.
         """
         received = {m: torch.empty(size, dtype=torch.uint8) for m, size in incoming.items()}
         payloads = [*outgoing.values(), *received.values()]

@@ -183,9 +183,7 @@ def cut_layers(
     """Shard the layers of a model on the meta device, each by its style.
 
     Styles are by module name; layers without one stay as they are. A tied parameter stays tied.
-
-    Returns:
-        The pieces of fused parameters, by name.
+    Returns the pieces of fused parameters, by name.
     """
     cut: dict[nn.Parameter, nn.Parameter] = {}
     pieces: dict[str, Pieces] = {}

@@ -129,19 +129,12 @@ def open_world(
     open_seconds: float = 300.0,
     operation_seconds: float = 600.0,
 ) -> Iterator[World]:
-    """Join the world of a role; it ends with the block.
+    """Join the world of a role, over gloo or nccl; it ends with the block.
 
-    Args:
-        rank: of this process.
-        size: ranks of the role.
-        device: `cpu` (gloo) or `cuda:<index>` (nccl).
-        dims: the layout of the role; None: FSDP over all ranks.
-        engine_ranks: number of neighbours that share a rollout engine.
-        address: of this pod; gloo and the store bind only to it, since pods on one machine
-            share the ports.
-        rendezvous: the store; None for one rank, unless other roles connect to it.
-        open_seconds: how long to wait for rank 0.
-        operation_seconds: limit of one collective.
+    Without `dims` all ranks share a model by FSDP. `engine_ranks` neighbours share a rollout
+    engine. Gloo and the store bind only to the address of the pod, since pods on one machine share
+    the ports. One rank needs no rendezvous, unless other roles connect to it. `open_seconds` is how
+    long to wait for rank 0, `operation_seconds` the limit of one collective.
 
     Raises:
         WorldNotOpen: rank 0 did not open the store in time, or its port is taken.
