@@ -7,7 +7,6 @@ expects. Streams of named tensors, whose sizes only the sender has, begin with a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import prod
 
 import msgspec
 import torch
@@ -104,15 +103,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     name: str
     dtype: str
     shape: list[int]
-
-    @property
-    def type(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
-
-    @property
-    def size_bytes(self) -> int:
-        return prod(self.shape) * self.type.itemsize
+    size_bytes: int
 
 
 def send_tensors(
@@ -152,7 +143,7 @@ def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
             part = flat[start : start + entry.size_bytes]
             start += entry.size_bytes
             # A tensor starts where the one before ends, which may not be aligned for its dtype.
-            yield entry.name, part.clone().view(entry.type).view(entry.shape)
+            yield entry.name, part.clone().view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _buckets(
@@ -174,7 +165,7 @@ def _buckets(
 
 def _send(link: Link, receivers: Collection[int], bucket: list[tuple[str, Tensor]]) -> None:
     entries = [
-        _Entry(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        _Entry(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.nbytes)
         for name, tensor in bucket
     ]
     header = msgspec.msgpack.encode(entries)

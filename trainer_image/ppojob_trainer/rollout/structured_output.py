@@ -78,9 +78,9 @@ class GrammarMatcher:
             if not self.has_ended:
                 self._matcher.consume_token(token)
 
-    def rollback(self, count: int) -> None:
+    def rollback(self, num_tokens: int) -> None:
         """Go back by so many tokens."""
-        self._matcher.rollback(count - self.has_ended)
+        self._matcher.rollback(num_tokens - self.has_ended)
         self.has_ended = False
 
     def count_allowed(self, tokens: Sequence[int]) -> int:

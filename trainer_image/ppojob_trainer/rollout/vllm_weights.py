@@ -89,7 +89,8 @@ class EngineWeights:
             if self._is_tied and any(
                 engine.apply_model(lambda model: HEAD in dict(model.named_parameters()))
             ):
-                weights = _with_head(weights)
+                heads = {EMBEDDING: (EMBEDDING, HEAD)}
+                weights = ((own, one) for name, one in weights for own in heads.get(name, (name,)))
             weights = ((file_name(name, self._model_type), one) for name, one in weights)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             engine.apply_model(_repack_tied_heads)
@@ -162,14 +163,6 @@ def _by_expert(
             rows = own if mixture.is_out_first else own.mT
             for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
-
-
-def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the embedding as the head too, for models that vLLM does not tie."""
-    for name, tensor in tensors:
-        yield name, tensor
-        if name == EMBEDDING:
-            yield HEAD, tensor
 
 
 def _set_apart(model: nn.Module, tensors: Mapping[str, Tensor], rank: int, ranks: int) -> None:
