@@ -196,7 +196,6 @@ class AttentionPlans:
 def _cut(
     spans: Sequence[Span], heads: int, tile_scores: int
 ) -> tuple[list[list[Span]], list[Span]]:
-    """Split rows by length into tiles, and those too long for one."""
     classes: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         key = (span.prefix_length.bit_length(), (span.length - 1).bit_length())
@@ -215,7 +214,6 @@ def _cut(
 
 
 def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int | None) -> Tile:
-    """Build the indices and the mask of a tile."""
     start, length, prefix_start, prefix = torch.tensor(
         [(span.start, span.length, span.prefix_start, span.prefix_length) for span in spans]
     )[:, :, None].unbind(1)

@@ -285,7 +285,6 @@ def packed_pass(
 def _packed(
     model: PreTrainedModel, rows: Experience, ranks: SequenceRanks, *, share_prompts: bool
 ) -> PackedRows:
-    """Pack the rows of a micro-batch into one sequence on the model's device."""
     tower, shown = tower_of(model), (*rows.pictures, *rows.later_pictures)
     assert tower is not None or not any(shown), "the model takes no images"
     form = tower.form if tower is not None else None

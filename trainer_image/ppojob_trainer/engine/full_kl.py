@@ -100,8 +100,6 @@ def full_kl(
 
 
 class _FullKl(torch.autograd.Function):
-    """See `full_kl`."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -66,8 +66,6 @@ def fused_logprobs(
 
 
 class _FusedLogprobs(torch.autograd.Function):
-    """See `fused_logprobs`."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -68,7 +68,6 @@ class KtoObjective:
         return ("train/loss", "train/delta" if self.spec.loss_type == "bco" else "train/kl")
 
     def compared_with(self, mean: RewardMean) -> KtoObjective:
-        """Return BCO's objective of the next mini-batch."""
         return replace(self, point=mean.value / self.spec.beta)
 
     def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
@@ -88,7 +87,6 @@ class KtoObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch of rows with a label."""
         losses, measured = self._losses(outputs[0], rows, self.area)
         sums, count = measured.token_sums, denominators.sequences
         terms = {name: sums[name] / count for name in self.term_names}

@@ -29,7 +29,6 @@ class LossScale:
     steps: int = 0
 
     def update(self, *, is_finite: bool) -> None:
-        """Update the scale after an update with a finite gradient or not."""
         self.steps = self.steps + 1 if is_finite else 0
         if not is_finite:
             self.value = max(self.value / 2.0, _LEAST)

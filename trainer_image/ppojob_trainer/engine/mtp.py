@@ -35,7 +35,6 @@ class Mtp:
 
     @classmethod
     def of(cls, spec: PPOJobSpec) -> Mtp | None:
-        """Build it from the job's spec; None without MTP training."""
         if (mtp := spec.model.mtp) is None:
             return None
         settings = LogprobSettings(1.0, spec.training.logprob_chunk_tokens, "none")
@@ -44,7 +43,6 @@ class Mtp:
     def add_to(
         self, part: LossParts, logprobs: Tensor, denominators: Denominators, area: str
     ) -> LossParts:
-        """Add the MTP loss to that of a micro-batch."""
         loss = -logprobs.sum() / max(denominators.tokens, 1.0)
         weighted, whole = self.coefficient * loss, f"{area}/loss"
         terms = {whole: part.terms[whole] + weighted.item(), mtp_loss_name(area): loss.item()}

@@ -127,8 +127,6 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """The response of a row."""
-
     ids: Tensor  # (tokens,) int64
     sources: Tensor  # (tokens,) int64, see `PackedRows`
     trained: Tensor  # (n,) int64, indices of its trained tokens
@@ -154,28 +152,23 @@ class _Response:
 
 
 class _Packer:
-    """Concatenates the pieces of rows."""
-
     def __init__(self) -> None:
-        self.texts: list[_Text] = []
-        self.starts: list[int] = []
+        self.texts: list[tuple[int, _Text]] = []  # with where they start
         self.spans: list[Span] = []
         self.end = 0
 
     def add(self, *texts: _Text, prefix: Span | None = None) -> Span:
         """Append a span of texts that continues `prefix`, or starts a row."""
-        length = sum(len(text.ids) for text in texts)
         begin, bidirectional = self.end, []
         for text in texts:
             bidirectional += [
                 (self.end + first, self.end + end) for first, end in text.bidirectional
             ]
-            self.texts.append(text)
-            self.starts.append(self.end)
+            self.texts.append((self.end, text))
             self.end += len(text.ids)
         before = (0, 0) if prefix is None else (prefix.start, prefix.length)
-        span = Span(begin, length, *before, tuple(bidirectional))
-        if length:
+        span = Span(begin, self.end - begin, *before, tuple(bidirectional))
+        if span.length:
             self.spans.append(span)
         return span
 
@@ -208,22 +201,19 @@ class _Packer:
         self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
     ) -> PackedRows:
         """Return the packed rows. Positions have three rows with M-RoPE."""
-        seeing = [
-            (start, text)
-            for start, text in zip(self.starts, self.texts, strict=True)
-            if text.pictures
-        ]
+        seeing = [(start, text) for start, text in self.texts if text.pictures]
         shown = torch.cat([text.places + start for start, text in seeing]) if seeing else None
-        rows = max(len(text.positions) for text in self.texts)
-        positions = torch.cat([text.positions.expand(rows, -1) for text in self.texts], dim=1)
+        texts = [text for _, text in self.texts]
+        rows = max(len(text.positions) for text in texts)
+        positions = torch.cat([text.positions.expand(rows, -1) for text in texts], dim=1)
         return PackedRows(
-            input_ids=torch.cat([text.ids for text in self.texts]),
+            input_ids=torch.cat([text.ids for text in texts]),
             position_ids=positions.squeeze(0),
             spans=tuple(self.spans),
             predictors=predictors,
             targets=targets,
             places=torch.arange(len(targets)),
-            sources=torch.cat([text.sources for text in self.texts]),
+            sources=torch.cat([text.sources for text in texts]),
             readings=tuple(readings),
             pictures=tuple(text.pictures for _, text in seeing),
             picture_places=shown,

@@ -169,7 +169,6 @@ class BradleyTerryLoss:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, pairs: Pairs
     ) -> tuple[Tensor, Tensor]:
-        """Return losses (pairs,) and rewards (rows,)."""
         rewards = row_sum(outputs[0], rows.mask, rows.lengths)
         chosen, rejected = (rewards[rows_of] for rows_of in pairs)
         wanted = chosen - rejected
@@ -205,7 +204,6 @@ class PairObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """Return the loss of a micro-batch of whole groups."""
         losses, sums = self._compared(outputs, rows)
         pairs = denominators.sequences / 2.0
         terms = {name: total / pairs for name, total in zip(self.term_names, sums, strict=True)}

@@ -57,7 +57,6 @@ class KlTerm:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is over the whole vocabulary, as an output of the head."""
         return self.estimator == FULL_KL
 
     @classmethod

@@ -88,7 +88,6 @@ class _Term:
     weight: float = 1.0  # factor of the objective's loss
 
     def loss(self, outputs: TokenOutputs, rows: Experience) -> LossParts:
-        """Return the weighted loss of a micro-batch."""
         part = self.objective(outputs, rows, self.denominators)
         if self.weight != 1.0:
             part.loss = self.weight * part.loss

@@ -243,7 +243,6 @@ def _per_layer(
 
 
 def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
-    """Return the modules of a layer that have a bias."""
     enabled = (names for key, names in family.biases.items() if config.get(key) is True)
     return frozenset(family.always_biased).union(*enabled)
 

@@ -145,7 +145,6 @@ class StackedExperts(nn.Module):
     """Expert-parallel ranks; each stack is sharded over them by experts."""
 
     def __init__(self, stacked: Any, mixture: Mixture) -> None:
-        """Take over the parameters of a transformers module."""
         super().__init__()
         for name, parameter in stacked.named_parameters(recurse=False):
             matrix = parameter.detach()

@@ -258,7 +258,6 @@ def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    """Report settings of the family that are not implemented here."""
     for key, values in family.supported.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))

@@ -184,7 +184,6 @@ def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterato
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report router settings of a model without routers."""
     sizes, algorithm = sizes_of(spec.model.path), spec.algorithm
     if sizes is None:
         return
@@ -218,7 +217,6 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report tiled MLP settings of a model without dense feed-forward modules."""
     sizes, tokens = sizes_of(spec.model.path), spec.training.mlp_tile_tokens
     if sizes is None or not tokens or any(map(sizes.has_tiles, range(sizes.layers))):
         return
@@ -227,7 +225,6 @@ def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report MTP training of a model without an MTP layer."""
     folder = Path(spec.model.path)
     if spec.model.mtp is None or isinstance(config := read_config(folder / "config.json"), Problem):
         return
@@ -287,7 +284,6 @@ def _not_vllm(why: str, allowed: str = "huggingface") -> Problem:
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report models, or settings of them, that the engine does not support."""
     sizes = sizes_of(spec.model.path)
     if sizes is None or spec.algorithm.given:
         return
@@ -424,7 +420,6 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
 
 
 def _check_whole_layers(lora: LoraSpec, sizes: Sizes, folder: str, where: str) -> Iterator[Problem]:
-    """Report what rules out layers that are trained whole beside adapters."""
     own = list(lora.modules_to_save or ())
     if layers_name_in(folder) != LAYERS or file_name(EMBEDDING, sizes.model_type) != EMBEDDING:
         yield _not_yet(where, own, f"of {sizes.model_type}")
@@ -441,7 +436,6 @@ def _expert_targets(sizes: Sizes) -> set[str]:
 
 
 def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
-    """Report what rules out expert adapters."""
     names = (name.removesuffix(".weight") for name in expert_weights(sizes))
     if not any(map(lora.adapts, names)):
         why = f"no target module is an expert weight of {sizes.model_type}"

@@ -124,7 +124,6 @@ class _Additions:
 
     @staticmethod
     def has(name: str) -> bool:
-        """Whether a tensor of this name is one of these parts."""
         return is_adapter(name) or is_log_partition(name) or is_scales(name)
 
 

@@ -301,7 +301,6 @@ def drawn(values: Tensor, seed: int, name: str) -> Tensor:
 
 
 def _stream(seed: int, name: str) -> torch.Generator:
-    """Return a random stream seeded by a name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 

@@ -147,7 +147,6 @@ def _attention(family: Family) -> dict[str, Style]:
 
 
 def _feed_forward(family: Family) -> dict[str, Style]:
-    """Return the styles of dense feed-forward blocks."""
     if "gate_up_proj" in family.fused:
         return {
             "model.layers.*.mlp.gate_up_proj": _of_several(COLWISE, _EVEN),

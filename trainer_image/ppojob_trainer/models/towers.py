@@ -92,8 +92,6 @@ class _OfSquares(_Projected):
 
 
 class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ignore[misc]
-    """The tower of InternVL."""
-
     projector = internvl.InternVLMultiModalProjector
     pixel_shuffle = internvl.InternVLModel.pixel_shuffle
     get_image_features = internvl.InternVLModel.get_image_features
@@ -117,8 +115,6 @@ class _Mistral3Tower(_Pixtral, mistral3.Mistral3PreTrainedModel):  # type: ignor
 
 
 class _LightOnTower(_Pixtral, lighton_ocr.LightOnOcrPreTrainedModel):  # type: ignore[misc]
-    """The tower of LightOnOCR."""
-
     names = ("vision_encoder", "vision_projection")
     projector = lighton_ocr.LightOnOcrMultiModalProjector
 
@@ -148,8 +144,6 @@ class _ResizedPositions(Siglip2VisionEmbeddings):  # type: ignore[misc]
 
 
 class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[misc]
-    """The tower of LFM2-VL."""
-
     projector = lfm2_vl.Lfm2VlMultiModalProjector
 
     def __init__(self, config: Any) -> None:
@@ -175,8 +169,6 @@ class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[m
 
 
 class _Gemma3Tower(_OfSquares, gemma3.Gemma3PreTrainedModel):  # type: ignore[misc]
-    """The tower of Gemma 3."""
-
     projector = gemma3.Gemma3MultiModalProjector
     get_image_features = gemma3.Gemma3Model.get_image_features
 
@@ -301,8 +293,6 @@ class _WithAudio:
 
 
 class _OmniTower(_WithAudio, qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
-    """The tower of Qwen2.5-Omni."""
-
     encoder = qwen2_5_omni.Qwen2_5OmniAudioEncoder
 
 

@@ -127,7 +127,6 @@ class VisionTower:
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _processor(self, form: MediaForm) -> Any:
-        """Return transformers' processor of images or audio."""
         if form.processor not in self._processors:
             name = next(name for name in _PROCESSORS if name.startswith(form.processor))
             processor = getattr(transformers, name).from_pretrained(self._folder)

@@ -128,14 +128,12 @@ def box_of(tensor: Tensor) -> Box:
 
 
 def _coordinate(tensor: DTensor) -> Index:
-    """Return the coordinate of this rank in the mesh of a tensor."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "only ranks of its mesh have a part"
     return tuple(coordinate)
 
 
 def _box_at(tensor: DTensor, coordinate: Index) -> Box:
-    """Return the box of the rank at a coordinate of the mesh."""
     shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
     box = _plain_box(shape, mesh, tensor.placements, coordinate)
     pieces = getattr(tensor, "pieces", None)

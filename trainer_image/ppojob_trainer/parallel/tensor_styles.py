@@ -217,7 +217,6 @@ class _ConfigView:
         setattr(self, name, share)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the current value of any other attribute."""
         return getattr(self._config, name)
 
 

@@ -79,7 +79,6 @@ class GrammarMatcher:
                 self._matcher.consume_token(token)
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by so many tokens."""
         self._matcher.rollback(num_tokens - self.has_ended)
         self.has_ended = False
 

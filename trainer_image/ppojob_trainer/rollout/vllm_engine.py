@@ -96,8 +96,6 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(slots=True)
 class _Row:
-    """A request in flight."""
-
     number: int  # of submission
     request: Request
     vllm_id: str

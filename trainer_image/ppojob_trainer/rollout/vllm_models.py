@@ -105,8 +105,6 @@ def _fuse(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
-    """Limits of images, for vLLM."""
-
     def get_supported_mm_limits(self) -> Mapping[str, None]:
         return {"image": None}
 
