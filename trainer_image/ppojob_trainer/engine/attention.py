@@ -12,8 +12,6 @@ Legend: T packed tokens, t of them on this sequence-parallel rank, H query heads
 G = H / K (GQA), D head size; a tile has R rows of Q queries and S keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -63,7 +61,7 @@ class Tile:
     hidden: Tensor  # (R, 1, Q, S) bool, True where a query is masked from a key
     shape: tuple[int, int, int, int, int]  # R, K, G, Q, S
 
-    def to(self, device: torch.device) -> Tile:
+    def to(self, device: torch.device) -> "Tile":
         return Tile(
             self.queries.to(device), self.keys.to(device), self.hidden.to(device), self.shape
         )
@@ -80,7 +78,7 @@ class AttentionPlan:
     key_offsets: Tensor  # (T * K,) int64, start of the copies of each key in `key_slots`
     stream: int = 0  # offset of the dropout seeds
 
-    def to(self, device: torch.device) -> AttentionPlan:
+    def to(self, device: torch.device) -> "AttentionPlan":
         return AttentionPlan(
             tuple(tile.to(device) for tile in self.tiles),
             self.long_rows,

@@ -1,7 +1,5 @@
 """Heads: outputs computed from the hidden state of each trained token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -64,7 +62,7 @@ class PolicyHead:
         *,
         squares: bool = False,
         certainty: bool = False,
-    ) -> PolicyHead:
+    ) -> "PolicyHead":
         """Make the head at the sampling temperature of the job.
 
         Log-probabilities are over the full vocabulary; with top-p or top-k the sampler's are
@@ -75,7 +73,7 @@ class PolicyHead:
         return cls(LogprobSettings(temperature, chunk, entropy, squares, certainty))
 
     @classmethod
-    def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
+    def of_updates(cls, spec: PPOJobSpec) -> "PolicyHead":
         pairs = spec.algorithm.pairs
         squares = pairs is not None and pairs.weight_by_policy
         if spec.algorithm.given:

@@ -8,10 +8,8 @@ BCO (Jung et al. 2024, arXiv:2404.04656) is a classifier of the same rewards, `-
 with their running mean δ. Metrics are those of TRL's `KTOTrainer` and `BCOTrainer`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import torch
 from torch import Tensor
@@ -67,10 +65,10 @@ class KtoObjective:
         """The metrics that are divided by the rows of the mini-batch."""
         return ("train/loss", "train/delta" if self.spec.loss_type == "bco" else "train/kl")
 
-    def compared_with(self, mean: RewardMean) -> KtoObjective:
+    def compared_with(self, mean: RewardMean) -> Self:
         return replace(self, point=mean.value / self.spec.beta)
 
-    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
+    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, Self]:
         """Return a mini-batch's labelled rows and their objective; a collective of all ranks."""
         labels = _labels(rows)
         own, mismatched = (rows.select(one.nonzero()[:, 0]) for one in (labels != 0, labels == 0))

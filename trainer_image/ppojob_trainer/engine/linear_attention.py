@@ -20,8 +20,6 @@ Legend: T packed tokens, t of them on this sequence-parallel rank, K key heads, 
 / K, D key size, V value size, N chunks of C tokens, B taps of the convolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -51,7 +49,7 @@ class ChunkPlan:
     waves: tuple[int, ...]  # chunks of each wave
     parents: tuple[Tensor, ...]  # of each wave but the first: the chunks that its chunks continue
 
-    def to(self, device: torch.device) -> ChunkPlan:
+    def to(self, device: torch.device) -> "ChunkPlan":
         parents = tuple(parent.to(device) for parent in self.parents)
         return ChunkPlan(self.tokens.to(device), self.slots.to(device), self.waves, parents)
 

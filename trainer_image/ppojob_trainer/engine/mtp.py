@@ -6,8 +6,6 @@ section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over the trai
 mini-batch, at temperature 1; 0 for the first two tokens of a context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,7 +32,7 @@ class Mtp:
     head: PolicyHead  # at temperature 1
 
     @classmethod
-    def of(cls, spec: PPOJobSpec) -> Mtp | None:
+    def of(cls, spec: PPOJobSpec) -> "Mtp | None":
         if (mtp := spec.model.mtp) is None:
             return None
         settings = LogprobSettings(1.0, spec.training.logprob_chunk_tokens, "none")

@@ -6,8 +6,6 @@ packed as `prompt, response`. Further contexts of a row follow; each attends to 
 positions from 0. Tokens of a context after the predictor of its last trained token are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
@@ -55,7 +53,7 @@ class PackedRows:
         length = len(self.input_ids) // runs
         return slice(number * length, (number + 1) * length)
 
-    def run(self, number: int, runs: int) -> PackedRows:
+    def run(self, number: int, runs: int) -> "PackedRows":
         """Return one of `runs` equal shards of the packed tokens, and the tokens it predicts.
 
         Spans are those of all tokens; predictors count from the start of the shard.
@@ -81,7 +79,7 @@ class PackedRows:
             picture_rows=rows,
         )
 
-    def to(self, device: torch.device) -> PackedRows:
+    def to(self, device: torch.device) -> "PackedRows":
         return replace(
             self,
             input_ids=self.input_ids.to(device),
@@ -113,7 +111,7 @@ class _Text:
         form: MediaForm | None,
         pictures: bytes = b"",
         later: Sequence[int] = (),
-    ) -> _Text:
+    ) -> "_Text":
         """Make a text with positions from 0; `later` is as in `MediaForm.places`."""
         if form is None or not pictures:
             return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])

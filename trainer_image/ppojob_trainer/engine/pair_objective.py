@@ -4,10 +4,8 @@ Offline, row 2 i is the chosen answer of pair i and row 2 i + 1 the rejected one
 two generated rows of a group. Groups are never split over ranks or micro-batches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import torch
 from torch import Tensor
@@ -188,7 +186,7 @@ class PairObjective:
     term_names: ClassVar[tuple[str, ...]] = tuple(f"train/{name}" for name in _METRICS)
     token_names: ClassVar[tuple[str, ...]] = ()
 
-    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, PairObjective]:
+    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, Self]:
         """Return a mini-batch's rows and their objective; a collective of all ranks.
 
         A loss that sorts needs one more forward pass.

@@ -6,8 +6,6 @@ adds `μ L_pos`, the cross-entropy of correct responses. LUFFY (arXiv:2504.14945
 policy loss for tokens of off-policy demonstrations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,7 +58,7 @@ class KlTerm:
         return self.estimator == FULL_KL
 
     @classmethod
-    def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
+    def of(cls, spec: KlSpec, coefficient: float | None = None) -> "KlTerm | None":
         """Return the term of a job; `coefficient` is that of this step."""
         if spec.loss_term is not None:
             return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
@@ -97,7 +95,7 @@ class PolicyObjective:
         *,
         entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
-    ) -> PolicyObjective:
+    ) -> "PolicyObjective":
         """Return the objective of a job; both coefficients are those of this step."""
         correction = None
         if spec.is_bypass and spec.rollout_correction is not None:
@@ -278,7 +276,7 @@ class DistillationObjective(TokenObjective):
     token_names: ClassVar = (*SAMPLING_STATISTICS, DISTILLATION_LOSS)
 
     @classmethod
-    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
+    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> "DistillationObjective":
         assert spec.divergence is not None, "the whole vocabulary is compared"
         return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
 

@@ -17,8 +17,6 @@ choices, also under replay, for all tokens of each row's pass. As integers they 
 any order.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses of a critic, and of a process reward model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +33,7 @@ class ValueObjective(TokenObjective):
     @classmethod
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
-    ) -> ValueObjective:
+    ) -> "ValueObjective":
         return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
     def __call__(

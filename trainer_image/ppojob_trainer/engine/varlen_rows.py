@@ -7,8 +7,6 @@ Legend: T packed tokens, S concatenated keys of all rows, N rows, H query heads,
 size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -48,7 +46,7 @@ class VarlenRows:
     has_copies: bool  # whether rows share prompts
 
     @classmethod
-    def of(cls, spans: Sequence[Span], device: torch.device) -> VarlenRows:
+    def of(cls, spans: Sequence[Span], device: torch.device) -> "VarlenRows":
         """Build the rows of spans, which cover the packed tokens in their order."""
         lengths = torch.tensor([span.length for span in spans])
         prefixes = torch.tensor([span.prefix_length for span in spans])

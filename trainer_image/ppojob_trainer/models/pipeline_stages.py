@@ -5,8 +5,6 @@ that iterates over weights sees those of the stage only. With expert parallelism
 are distributed in the same way; stacked experts are sharded instead.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass, field

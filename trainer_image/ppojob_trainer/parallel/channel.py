@@ -9,8 +9,6 @@ Gloo does not expose its sockets, so they are found by address. Descriptors are 
 close one, and its number be reused a moment later.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

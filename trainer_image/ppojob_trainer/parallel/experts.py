@@ -8,8 +8,6 @@ Tensor-parallel ranks have the same tokens, and each dispatches some of them: th
 tokens, zero for the others, is its partial sum of the layer's output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,7 +33,7 @@ class ExpertRanks:
     tensor: tuple[int, int] = (0, 1)  # index and number of the ranks with the same tokens
 
     @classmethod
-    def of(cls, world: World) -> ExpertRanks:
+    def of(cls, world: World) -> "ExpertRanks":
         """Return the expert-parallel ranks of this rank."""
         group = world.experts
         if group is None:
@@ -56,7 +54,7 @@ class ExpertRanks:
         count = experts // self.size
         return range(self.number * count, (self.number + 1) * count)
 
-    def plan_exchange(self, counts: Tensor) -> RowExchange:
+    def plan_exchange(self, counts: Tensor) -> "RowExchange":
         """Plan the dispatch of rows, (experts,) int64 of which go to each expert; a collective."""
         if self.group is None:
             return RowExchange(counts)

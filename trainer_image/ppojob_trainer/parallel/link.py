@@ -4,8 +4,6 @@ A link has numbered members. In an exchange every member passes what it sends an
 expects. Streams of named tensors, whose sizes only the sender has, begin with a header of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec

@@ -8,8 +8,6 @@ Legend: S ranks, T packed tokens, t = T / S, H query heads, K key heads, K' the 
 multiple of K and S, D head size.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import lcm
 from typing import Final
@@ -35,7 +33,7 @@ class SequenceRanks:
     group: dist.ProcessGroup | None = None  # None for one rank
 
     @classmethod
-    def of(cls, world: World) -> SequenceRanks:
+    def of(cls, world: World) -> "SequenceRanks":
         """Return the sequence-parallel ranks of this rank."""
         group = world.along("sequence")
         return cls() if group is None else cls(group.rank(), group.size(), group)

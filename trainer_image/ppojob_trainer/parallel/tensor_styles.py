@@ -10,8 +10,6 @@ further; while a layer computes it sees this rank's shards as plain tensors. Cod
 need not know of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -57,7 +55,7 @@ class Style:
     # What is all-reduced: the states that the layer gets, the first of its outputs, or the gradient
     # of either. A bias is added after the output's.
     sums: tuple[Sum, ...] = ()
-    layer: type[TensorLayer] | None = None  # the class that it becomes; None: `TensorLayer`
+    layer: "type[TensorLayer] | None" = None  # the class that it becomes; None: `TensorLayer`
     # Relative lengths of the pieces of fused parameters along the sharded dimension.
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     counts: tuple[str, ...] = ()  # attributes of the module, or its `config.`, to divide by ranks
@@ -269,7 +267,7 @@ class VocabularyShard:
     ranks: DeviceMesh | None = None  # of all shards; None if not sharded
 
     @classmethod
-    def of(cls, weight: Tensor) -> VocabularyShard:
+    def of(cls, weight: Tensor) -> "VocabularyShard":
         """Return the shard of a matrix (V, h), sharded by rows or not."""
         if not isinstance(weight, DTensor):
             return cls(weight.shape[0])

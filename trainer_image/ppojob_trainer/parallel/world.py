@@ -5,8 +5,6 @@ no other role may be in it. Rank 0 serves its store, which ends with the attempt
 its ranks, if the layout has any, are opened with it.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +92,7 @@ class World:
         return self.engine is None or self.engine.rank() == 0
 
     @classmethod
-    def alone(cls, device: torch.device | str = "cpu") -> World:
+    def alone(cls, device: torch.device | str = "cpu") -> "World":
         """Return the world of a single rank, without a process group."""
         return cls(0, 1, torch.device(device), None, HashStore())
 
