@@ -40,12 +40,6 @@ class RewardMean:
         self.answers += count
         self.value += (total - count * self.value) / self.answers
 
-    def state(self) -> Tensor:
-        return torch.tensor([self.value, self.answers], dtype=torch.float64)
-
-    def load(self, state: Tensor) -> None:
-        self.value, self.answers = state.tolist()
-
 
 @dataclass(frozen=True, slots=True)
 class KtoObjective:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 
 import msgspec
 import torch
@@ -210,7 +210,10 @@ class TrainEngine(ForwardEngine):
         """Return the state besides weights and random state, by name."""
         return {
             UPDATES: torch.tensor(self.updates),
-            **{name: one.state() for name, one in self._running.items()},
+            **{
+                name: torch.tensor(astuple(one), dtype=torch.float64)
+                for name, one in self._running.items()
+            },
             **optimizer_tensors(self.model, self._optimizer),
         }
 
@@ -227,7 +230,8 @@ class TrainEngine(ForwardEngine):
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
         for name, one in self._running.items():
-            one.load(state.pop(name))
+            for number, value in zip(fields(one), state.pop(name).tolist(), strict=True):
+                setattr(one, number.name, value)
         host = self.moments if self._moments_leave else None
         load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
