@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS, Mixture
+from ppojob_trainer.models.family import Mixture
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
-
-# Else transformers rounds it if weights are in 16 bits and the family's class does not forbid it.
-PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION, EXPERT_BIAS]
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
