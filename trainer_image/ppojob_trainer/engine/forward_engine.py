@@ -298,7 +298,9 @@ def _stage_inputs(
     """Return the inputs of a stage: token ids at the first, else received hidden states."""
     if stage.ranks.is_first:
         return None, {"input_ids": own.input_ids[None]}
-    received = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
+    embedding = stage.outline.get_input_embeddings().weight
+    shape = 1, len(own.input_ids), embedding.shape[1]
+    received = stage.ranks.receive(torch.empty(shape, dtype=embedding.dtype, device=device))
     return received, {"inputs_embeds": received.requires_grad_(torch.is_grad_enabled())}
 
 

@@ -110,7 +110,8 @@ class _FusedLogprobs(torch.autograd.Function):
                 log_p, places[tokens] - vocab.start, grads[0][tokens], settings
             )
             if settings.entropy == "gradient":
-                grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
+                p = log_p.exp()  # -dH/dz = p (log p + H)
+                grad_z -= p.mul_(log_p.add_(entropy[tokens, None])).mul_(grads[1][tokens, None])
             grad_logits = grad_z
             if settings.temperature != 1.0:
                 grad_logits.div_(settings.temperature)
@@ -231,9 +232,3 @@ def _logit_gradient(
     # Each row has one target, so order does not matter; the deterministic scatter sorts on GPUs.
     with nondeterministic_kernels() if result.is_cuda else nullcontext():
         return result.scatter_(1, at, added)
-
-
-def _entropy_gradient(log_p: Tensor, entropy: Tensor, grad: Tensor) -> Tensor:
-    """Return the part subtracted for the entropy: -dH/dz = p (log p + H), times `grad`."""
-    p = log_p.exp()
-    return p.mul_(log_p.add_(entropy[:, None])).mul_(grad[:, None])

@@ -43,7 +43,7 @@ class Mtp:
     ) -> LossParts:
         loss = -logprobs.sum() / max(denominators.tokens, 1.0)
         weighted, whole = self.coefficient * loss, f"{area}/loss"
-        terms = {whole: part.terms[whole] + weighted.item(), mtp_loss_name(area): loss.item()}
+        terms = {whole: part.terms[whole] + weighted.item(), f"{area}/mtp_loss": loss.item()}
         return replace(part, loss=part.loss + weighted, terms={**part.terms, **terms})
 
     def logprobs(
@@ -75,11 +75,6 @@ class Mtp:
         settings = self.head.settings_of(model)
         logprobs = fused_logprobs(ahead.index_select(0, read), weight, packed.targets, settings)[0]
         return torch.where(before[read] == read, 0.0, logprobs)
-
-
-def mtp_loss_name(area: str) -> str:
-    """Return the metric's name of its loss."""
-    return f"{area}/mtp_loss"
 
 
 def _pairs(spans: Sequence[Span]) -> tuple[tuple[Span, ...], Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import BUFFER, Muon, update_scale
 from ppojob_trainer.engine.stochastic_rounding import round_into
-from ppojob_trainer.models.adapter_names import is_b
+from ppojob_trainer.models.adapter_names import B
 from ppojob_trainer.models.transformers_modules import TransposedLinear
 from ppojob_trainer.parallel.boxes import (
     Box,
@@ -113,7 +113,8 @@ def _groups(named: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> list[dict
     """Return the parameter groups: with LoRA+ those of B separately."""
     parts: dict[float, list[nn.Parameter]] = {1.0: [], spec.lora_plus_ratio: []}
     for name, one in named.items():
-        parts[spec.lora_plus_ratio if is_b(name) else 1.0].append(one)
+        is_b = name.endswith((f".{B}", f"_{B}"))
+        parts[spec.lora_plus_ratio if is_b else 1.0].append(one)
     return [{"params": part, RATE_RATIO: ratio} for ratio, part in parts.items()]
 
 

@@ -16,7 +16,7 @@ from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_toke
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.kto_objective import REWARD_MEAN, KtoObjective, RewardMean
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
-from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.objective import (
     Denominators,
     LossParts,
@@ -186,7 +186,7 @@ class TrainEngine(ForwardEngine):
         passes = self._passes_of_update(own, heads)
         names = [*objective.term_names]
         if self._mtp is not None:
-            names.append(mtp_loss_name(objective.area))
+            names.append(f"{objective.area}/mtp_loss")
         if supervised is not None:
             passes += self._supervised_passes(supervised)
             names += supervised.objective.term_names

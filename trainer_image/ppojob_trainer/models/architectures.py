@@ -28,7 +28,6 @@ from ppojob_trainer.models.mixtures import (
     WIDTHS,
     expert_tensors,
     experts_key,
-    latent_width,
     layers_beside_experts,
     mixture_in,
     required_sizes,
@@ -214,7 +213,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         biased=_biased(config, family),
         experts=required[experts_key(config)] if mixture else 0,
         shared=prod(required[key] for key in shared_keys) if shared_keys else 0,
-        latent=latent_width(mixture, config),
+        latent=count_in(config, mixture.latent) if mixture else 0,
         dense_layers=dense_layers,
         plain=required[plain] if mixture and has_dense else 0,
         has_qk_norm=family.qk_norm != "none"

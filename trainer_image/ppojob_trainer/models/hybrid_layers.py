@@ -67,11 +67,6 @@ class RecurrenceSizes:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key + self.inner
 
-    @property
-    def sharded_heads(self) -> int:
-        """Heads that sequence-parallel ranks shard; each has a copy of its Mamba-2 groups."""
-        return self.heads if self.kind.rule == "mamba" else self.key_heads
-
     def linear_layers(self, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
         """Return a layer's linear layers by name in it, with the shapes of their weights."""
         heads, gates, at = self.heads, self.inner, self.kind.mixer

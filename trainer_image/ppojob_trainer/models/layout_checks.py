@@ -109,8 +109,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             yield _out_of_range(f"{where}.tensor", tensor, why, _one_of(fitting))
         else:
             heads //= tensor
-        if sizes.recurrence:
-            heads = gcd(heads, sizes.recurrence.sharded_heads)
+        if states := sizes.recurrence:  # each rank has a copy of its Mamba-2 groups
+            heads = gcd(heads, states.heads if states.kind.rule == "mamba" else states.key_heads)
         if heads % layout.sequence:
             of_states = " and those of its layers with states" if sizes.recurrence else ""
             why = f"the query heads of {folder}{of_states} are split over the ranks"

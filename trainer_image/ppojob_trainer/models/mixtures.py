@@ -124,12 +124,6 @@ def expert_tensors(
             yield f"{mixture.block}.experts.{expert}.{matrix}.weight", shape
 
 
-def latent_width(mixture: Mixture | None, config: Mapping[str, Json]) -> int:
-    """Return the width that experts read and write; 0 if it is that of hidden states."""
-    width = config.get(mixture.latent) if mixture and mixture.latent else None
-    return width if isinstance(width, int) else 0
-
-
 def layers_beside_experts(
     mixture: Mixture, *, hidden: int, inner: int, latent: int
 ) -> dict[str, tuple[int, int]]:
