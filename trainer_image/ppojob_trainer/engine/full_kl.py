@@ -57,10 +57,7 @@ REVERSE_KL: Final = Divergence()
 
 @dataclass(frozen=True, slots=True)
 class HeadWithKl:
-    """The policy's head with one more output: the divergence to the reference at each token.
-
-    The reference's last states must be of the same micro-batch.
-    """
+    """The policy's head, and the divergence to a reference's states of the same micro-batch."""
 
     policy: PolicyHead
     reference: LastStates

@@ -55,10 +55,7 @@ class ChunkPlan:
 
 
 def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
-    """Cut spans, which cover the packed tokens in order, into chunks.
-
-    The convolution of a token reads the `before` previous tokens.
-    """
+    """Cut spans, all packed tokens in order, into chunks that read `before` previous tokens."""
     waves: list[list[tuple[Span, int, int]]] = []  # span, its first token, parent chunk
     ends: dict[int, tuple[int, int]] = {}  # by a span's start: wave and place of its last chunk
     for span in spans:

@@ -104,10 +104,6 @@ class SftObjective(TokenObjective):
     area: ClassVar = "train"
     term_names: ClassVar = ("train/loss",)
 
-    @classmethod
-    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> "SftObjective":
-        return cls(Aggregation.of(spec, max_response_tokens))
-
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:

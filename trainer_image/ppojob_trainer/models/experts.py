@@ -70,10 +70,7 @@ class Matrix(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Return the matrix, (out, in), in the dtype of products.
-
-        With an adapter also its matrices: (r, in) and (out, r).
-        """
+        """Return the matrix, (out, in), and its adapter's, (r, in) and (out, r), for products."""
         return (self.weight.to(product_dtype(self.weight)),)
 
 

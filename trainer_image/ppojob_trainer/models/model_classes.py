@@ -210,10 +210,7 @@ def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the language model's section as a model of its own.
-
-    Whether its output layer is tied is what `read_config` has found.
-    """
+    """Return the language model's section as a model of its own, tied as `read_config` says."""
     part: PreTrainedConfig = copy.deepcopy(getattr(config, TEXT_SECTION))
     part.name_or_path = config.name_or_path
     sizes = sizes_of(config.name_or_path)

@@ -15,10 +15,7 @@ _SAME: Final = "a model with the policy's tokenizer"
 def check_tokenizer_fit(
     chat: ChatTokenizer, vocabulary: int | None, folder: Path, stop_token_ids: Sequence[int]
 ) -> Iterator[Problem]:
-    """Check that a tokenizer fits the model, whose embedding has `vocabulary` rows, if known.
-
-    `folder` is the tokenizer's; `stop_token_ids` are `spec.rollout.stopTokenIds`.
-    """
+    """Check that a folder's tokenizer fits the model, whose embedding has `vocabulary` rows."""
     where = str(folder / "tokenizer.json")
     yield from _check_vocabulary(where, chat.largest_token_id, vocabulary, "model")
     if not chat.eos_token_ids and not stop_token_ids:

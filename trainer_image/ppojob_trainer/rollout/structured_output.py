@@ -136,10 +136,7 @@ def _tokenizer(chat: ChatTokenizer) -> LLTokenizer:
 
 
 def _text(spec: StructuredOutputSpec) -> str:
-    """Return a form in llguidance's notation, not validated.
-
-    ValueError if a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
-    """
+    """Return a form in llguidance's notation; ValueError if it is no JSON, Lark or GBNF."""
     if spec.regex is not None:
         return LLMatcher.grammar_from_regex(spec.regex)
     if spec.choices is not None:
