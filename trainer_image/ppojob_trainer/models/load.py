@@ -312,7 +312,8 @@ def _restore_buffers_of_layers(model: PreTrainedModel, base: Any, device: torch.
         of_layers[number] = type(rotary)(config=rotary.config).to(device)
     for _, mixer in recurrent_layers(model):
         if hasattr(mixer, "mup_vector"):
-            mixer.mup_vector = compute_mup_vector(model.config).to(device)
+            kind = mixer.dt_bias.dtype  # as transformers makes it
+            mixer.mup_vector = compute_mup_vector(model.config).to(device, kind)
 
 
 def _check_values(model: PreTrainedModel, folder: Path, where: str, world: World) -> None:
