@@ -200,8 +200,8 @@ class PolicyObjective:
             assert rows.given is not None, "set with guidance"
             given, said = rows.mask & rows.given, logprobs.detach()
             ratio = shaped_ratio(said, self.guidance_gamma)
-            columns = (-rows.advantages * ratio, ratio, said.exp())
-            parts.token_sums |= token_sums(dict(zip(GUIDANCE, columns, strict=True)), given)
+            values = (-rows.advantages * ratio, ratio, said.exp())
+            parts.token_sums |= token_sums(dict(zip(GUIDANCE, values, strict=True)), given)
             parts.counts = dict.fromkeys(GUIDANCE, float(given.sum()))
         return parts
 

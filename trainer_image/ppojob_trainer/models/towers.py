@@ -185,7 +185,7 @@ class _Gemma4Tower(_Projected, gemma4.Gemma4PreTrainedModel):  # type: ignore[mi
     names = ("vision_tower", "embed_vision")
 
     @staticmethod
-    def projector(config: Any) -> nn.Module:
+    def projector(config: Any) -> Any:
         return gemma4.Gemma4MultimodalEmbedder(config.vision_config, config.text_config)
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
