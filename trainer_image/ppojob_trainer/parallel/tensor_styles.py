@@ -65,7 +65,7 @@ class Style:
 class TensorLayer(nn.Module):
     """Mixin before a layer's own class, with the all-reduces of its style around it."""
 
-    style: Style
+    style: Style = Style()  # that of modules made anew for their buffers
     ranks: DeviceMesh  # the tensor-parallel ranks
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
