@@ -39,8 +39,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models import kinds
 from ppojob_trainer.models.adapter_files import check_adapters
-from ppojob_trainer.models.config_changes import can_be_stretched, config_changes
-from ppojob_trainer.models.config_overrides import check_overrides
+from ppojob_trainer.models.config_changes import can_be_stretched, check_overrides, config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.memory import GIB, least_cache

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.config_overrides import overridable_keys
+from ppojob_trainer.models.config_changes import overridable_keys
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.transformers_modules import rename_modules
 

@@ -32,7 +32,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.architectures import HEAD
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.split_pictures import tower_inputs
+from ppojob_trainer.models.vision_tower import tower_inputs
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rows.experience import Experience
 

@@ -60,7 +60,6 @@ from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.objective import Aggregation, SupervisedObjective
 from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
-from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import HeadOf, Objective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
@@ -92,8 +91,9 @@ OTHER_MUON = MUON.model_copy(
     update={"muon": MuonSpec(nesterov=False, ns_steps=3, scale_mode="shape_scaling")}
 )
 MTP = Mtp(coefficient=0.5, detach=False, head=PolicyHead(LogprobSettings(chunk_tokens=8)))
-ROUTERS = RouterCoefficients(balance=0.3, z=0.02)
-BIASED = RouterCoefficients(balance=0.0, z=0.0, bias_rate=0.05)
+PLAIN = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3)
+ROUTERS = PLAIN.model_copy(update={"router_balance_coefficient": 0.3, "router_z_coefficient": 0.02})
+BIASED = PLAIN.model_copy(update={"router_bias_rate": 0.05})
 LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
@@ -111,7 +111,7 @@ class Case:
     broken: bool = False
     lora: LoraSpec | None = None
     replayed: bool = False  # updates take the experts that a record gives
-    routers: RouterCoefficients | None = None  # of their losses, and of the bias they choose by
+    routers: AlgorithmSpec | None = None  # of their losses, and of the bias they choose by
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
     partition: bool = False  # the loss is that of FlowRL, whose network has log Z of a prompt

@@ -109,7 +109,7 @@ def test_kto_equals_the_literal_reference(
     learner = engine(ours, tracks_rewards=is_bco, **training)
     mine, objective = KtoObjective(spec).of_batch(rows, predicting)
     if learner.reward_mean is not None:
-        learner.reward_mean.load(torch.tensor([MEAN_SO_FAR, 12.0]))
+        learner.reward_mean.value, learner.reward_mean.answers = MEAN_SO_FAR, 12.0
         objective = objective.compared_with(learner.reward_mean)
     held_out = objective.measured(predicting.predict(mine), mine)
     measured = learner.update(mine, objective)

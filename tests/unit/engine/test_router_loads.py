@@ -16,7 +16,6 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.families import FAMILIES
@@ -50,7 +49,7 @@ def updated(
         spec,
         OPTIMIZER,
         10,
-        routers=RouterCoefficients.of(SPEC),
+        routers=SPEC,
     )
     values = engine.update(rows, PolicyObjective.of(SPEC)).values
     found = selection_biases_of(engine.model)
@@ -169,7 +168,3 @@ def test_even_loads_move_nothing(tmp_path, rows):
     found, values = updated(tmp_path, rows)
     assert values["actor/router_max_violation"] == 0.0
     assert all(torch.equal(found[layer], bias) for layer, bias in before.items())
-
-
-def test_a_job_says_how_fast_a_bias_moves():
-    assert RouterCoefficients.of(SPEC) == RouterCoefficients(0.0, 0.0, RATE)

@@ -17,7 +17,6 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.objective import Aggregation, SftObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
@@ -32,11 +31,10 @@ SPEC = AlgorithmSpec(
     router_balance_coefficient=0.3,
     router_z_coefficient=0.02,
 )
-WEIGHTS = RouterCoefficients(balance=0.3, z=0.02)
 GOAL = PolicyObjective.of(SPEC)
 
 
-def engine_of(folder: Path, routers: RouterCoefficients | None, **training: Any) -> TrainEngine:
+def engine_of(folder: Path, routers: AlgorithmSpec | None, **training: Any) -> TrainEngine:
     spec = TrainingSpec(**{"autocast": "none", **training})
     optimizer = OptimizerSpec(gradient_clip=0.0)
     return TrainEngine(load_model(folder), HEAD, spec, optimizer, 10, routers=routers)
@@ -61,7 +59,7 @@ def literal(model: PreTrainedModel, rows: Experience) -> tuple[Tensor, Tensor]:
 def gradient_of_routers(folder: Path, rows: Experience, **training: Any) -> dict[str, Tensor]:
     """What the losses of routers add to the gradient of the objective."""
     parts = []
-    for routers in (WEIGHTS, None):
+    for routers in (SPEC, None):
         engine = engine_of(folder, routers, skip_zero_gradient_groups=False, **training)
         engine.update(rows, GOAL)
         parts.append({n: p.grad.clone() for n, p in engine.model.named_parameters()})
@@ -85,7 +83,7 @@ def test_losses_and_their_gradient_are_those_of_single_rows_in_transformers(
     theirs.set_experts_implementation("eager")
     balance, z = literal(theirs, rows)
     of_rows, logits = balance.item(), z.item()
-    plain, engine = engine_of(tmp_path, None), engine_of(tmp_path, WEIGHTS)
+    plain, engine = engine_of(tmp_path, None), engine_of(tmp_path, SPEC)
     measured, before = (one.update(rows, GOAL).values for one in (engine, plain))
     layers = theirs.config.num_hidden_layers
     assert measured["actor/router_balance_loss"] == pytest.approx(of_rows / layers, rel=1e-5)
@@ -117,7 +115,7 @@ def test_how_rows_are_packed_changes_neither_loss_nor_gradient(tmp_path, rows, t
     save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
     told = []
     for options in ({}, training):
-        engine = engine_of(tmp_path, WEIGHTS, **options)
+        engine = engine_of(tmp_path, SPEC, **options)
         measured = engine.update(rows, GOAL).values
         grads = {name: p.grad.clone() for name, p in engine.model.named_parameters()}
         told.append((measured, grads))
@@ -139,7 +137,7 @@ def test_routers_learn_from_rows_without_advantage(tmp_path, rows):
     """Which a policy loss by itself leaves out."""
     save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES)
     rows.advantages = torch.zeros(rows.num_tokens)
-    engine = engine_of(tmp_path, WEIGHTS)
+    engine = engine_of(tmp_path, SPEC)
     assert engine.update(rows, GOAL).values["actor/grad_norm"] > 0.0
     assert engine_of(tmp_path, None).update(rows, GOAL).values["actor/grad_norm"] == 0.0
 
@@ -147,8 +145,8 @@ def test_routers_learn_from_rows_without_advantage(tmp_path, rows):
 def test_replayed_experts_leave_the_losses_to_the_routers_of_now(tmp_path, rows):
     """One layer: what its router reads has been through no experts."""
     save_model(tmp_path, Qwen3MoeForCausalLM, **{**SIZES, "num_hidden_layers": 1})
-    expected = engine_of(tmp_path, WEIGHTS).update(rows, GOAL).values
-    engine = engine_of(tmp_path, WEIGHTS)
+    expected = engine_of(tmp_path, SPEC).update(rows, GOAL).values
+    engine = engine_of(tmp_path, SPEC)
     engine.predict(rows, records=True)
     rows.experts = (rows.experts + 1) % MIXTURE["num_experts"]
     found = engine.update(rows, GOAL).values
@@ -161,20 +159,7 @@ def test_given_answers_train_routers_too(tmp_path, rows):
     theirs = save_model(tmp_path, Qwen3MoeForCausalLM, **SIZES).float()
     balance, _ = literal(theirs, rows)
     goal = SftObjective(Aggregation("token_mean"))
-    measured = engine_of(tmp_path, WEIGHTS).update(rows, goal).values
+    measured = engine_of(tmp_path, SPEC).update(rows, goal).values
     assert measured["train/router_balance_loss"] == pytest.approx(balance.item() / 2, rel=1e-5)
     plain = engine_of(tmp_path, None).update(rows, goal).values
     assert measured["train/loss"] > plain["train/loss"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, None),
-        ({"router_z_coefficient": 0.1}, RouterCoefficients(0.0, 0.1)),
-        ({"router_balance_coefficient": 0.2}, RouterCoefficients(0.2, 0.0)),
-    ],
-)
-def test_a_job_says_which_losses_routers_have(changes, expected):
-    spec = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, **changes)
-    assert RouterCoefficients.of(spec) == expected

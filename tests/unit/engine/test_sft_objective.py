@@ -16,7 +16,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.objective import SftObjective, SupervisedObjective
+from ppojob_trainer.engine.objective import Aggregation, SftObjective, SupervisedObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import Supervised, TrainEngine
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -92,7 +92,7 @@ def engine(
 
 def objective(mode: str) -> SftObjective:
     spec = AlgorithmSpec(type="sft", prompts_per_step=3, loss_aggregation=mode)
-    return SftObjective.of(spec, max_response_tokens=99)
+    return SftObjective(Aggregation.of(spec, 99))
 
 
 @pytest.mark.parametrize("mode", ["token_mean", "sequence_mean_token_mean"])

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, LossAggregation
-from ppojob_api.v1alpha1.training import CriticSpec, OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.head import ValueHead
@@ -188,6 +188,6 @@ def test_it_is_what_the_job_asks_for():
         samples_per_prompt=1,
         loss_aggregation="sequence_mean_token_sum_norm",
     )
-    objective = ValueObjective.of(CriticSpec(value_clip=0.2), algorithm, max_response_tokens=32)
+    objective = ValueObjective(0.2, Aggregation.of(algorithm, 32))
     assert objective == ValueObjective(0.2, Aggregation("sequence_mean_token_sum_norm", 32))
     assert objective.area == "critic"

@@ -138,7 +138,6 @@ CASES: dict[str, Spoil] = {
     "widths of experts": mixture(hidden_size=60, moe_intermediate_size=12),
     "activation of experts": mixture(hidden_act="gelu"),
     "layers without experts": mixture(mlp_only_layers=[1]),
-    "layers without experts behind others": mixture(mlp_layer_types=["sparse", "dense"]),
     "layers without experts in turn": mixture(decoder_sparse_step=2),
     "windows of a mixture": mixture(
         use_sliding_window=True, sliding_window=32, max_window_layers=28

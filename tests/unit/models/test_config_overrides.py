@@ -15,9 +15,8 @@ from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.models.config_changes import changed_document, config_changes
+from ppojob_trainer.models.config_changes import changed_document, check_overrides, config_changes
 from ppojob_trainer.models.config_files import read_config
-from ppojob_trainer.models.config_overrides import check_overrides
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.model_classes import language_config
 from ppojob_trainer.rows.experience import Experience

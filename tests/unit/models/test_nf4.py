@@ -191,14 +191,13 @@ def test_memory_is_what_is_planned(folder):
 
 
 def test_weights_of_no_meaning_are_refused(folder, tmp_path):
-    for value, name in ((float("nan"), "q_proj"), (0.0, "gate_proj")):
-        broken = load_model(folder)
-        layer = next(one for n, one in broken.named_modules() if n.endswith(name))
-        with torch.no_grad():
-            layer.weight.fill_(value)
-        broken.save_pretrained(tmp_path)
-        with pytest.raises(ConfigError, match=f"{name}.weight "):
-            load_model(tmp_path, lora=NF4)
+    broken = load_model(folder)
+    layer = next(one for n, one in broken.named_modules() if n.endswith("q_proj"))
+    with torch.no_grad():
+        layer.weight.fill_(float("nan"))
+    broken.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"NaN or infinite in .*q_proj\.weight"):
+        load_model(tmp_path, lora=NF4)
 
 
 def test_mixtures_are_refused_by_name(tmp_path):

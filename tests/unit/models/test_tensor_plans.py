@@ -22,6 +22,7 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tensor_plans import (
+    BEFORE_COLWISE,
     COLWISE,
     IN_EACH_HEAD,
     PARTIAL_SUMS,
@@ -35,7 +36,6 @@ from ppojob_trainer.models.tensor_plans import (
     styles_of,
 )
 from ppojob_trainer.models.transformers_modules import unify_modules
-from ppojob_trainer.parallel.tensor_styles import BeforeColwise, StatesToColwise
 
 EXPERTS = {"model_type": "qwen3_moe", **MIXTURE}
 THEIRS = {
@@ -95,10 +95,8 @@ def test_every_weight_has_a_style(model_class, options) -> None:
     styles = styles_of(model)
     assert owners <= styles.keys()
     others = [(name, styles[name]) for name in styles.keys() - owners]
-    without = (StatesToColwise, BeforeColwise)  # such norms are OLMo's
-    assert all(
-        style.counts or style.layer in without or name == "model.norm" for name, style in others
-    )
+    without = (STATES_TO_COLWISE, BEFORE_COLWISE)  # such norms are OLMo's
+    assert all(style.counts or style in without or name == "model.norm" for name, style in others)
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -12,8 +12,6 @@ Legend: T packed tokens, t of them on this sequence-parallel rank, H query heads
 G = H / K (GQA), D head size; a tile has R rows of Q queries and S keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,7 +31,6 @@ from ppojob_trainer.engine.long_rows import (
     Scoring,
     attend_long_rows,
     differentiate_long_rows,
-    draw_seed,
     scaled_bmm,
 )
 from ppojob_trainer.engine.packed_rows import Span
@@ -64,7 +61,7 @@ class Tile:
     hidden: Tensor  # (R, 1, Q, S) bool, True where a query is masked from a key
     shape: tuple[int, int, int, int, int]  # R, K, G, Q, S
 
-    def to(self, device: torch.device) -> Tile:
+    def to(self, device: torch.device) -> "Tile":
         return Tile(
             self.queries.to(device), self.keys.to(device), self.hidden.to(device), self.shape
         )
@@ -81,7 +78,7 @@ class AttentionPlan:
     key_offsets: Tensor  # (T * K,) int64, start of the copies of each key in `key_slots`
     stream: int = 0  # offset of the dropout seeds
 
-    def to(self, device: torch.device) -> AttentionPlan:
+    def to(self, device: torch.device) -> "AttentionPlan":
         return AttentionPlan(
             tuple(tile.to(device) for tile in self.tiles),
             self.long_rows,
@@ -197,7 +194,6 @@ class AttentionPlans:
 def _cut(
     spans: Sequence[Span], heads: int, tile_scores: int
 ) -> tuple[list[list[Span]], list[Span]]:
-    """Split rows by length into tiles, and those too long for one."""
     classes: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         key = (span.prefix_length.bit_length(), (span.length - 1).bit_length())
@@ -216,7 +212,6 @@ def _cut(
 
 
 def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int | None) -> Tile:
-    """Build the indices and the mask of a tile."""
     start, length, prefix_start, prefix = torch.tensor(
         [(span.start, span.length, span.prefix_start, span.prefix_length) for span in spans]
     )[:, :, None].unbind(1)
@@ -268,8 +263,10 @@ class _PackedAttention(torch.autograd.Function):
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D), maybe (H,) to (T, H, D)."""
         ctx.plan, ctx.scoring = plan, scoring
-        # Tensor-parallel ranks draw the same seed but must drop different weights.
-        ctx.dropout = share, draw_seed() + plan.stream if share > 0.0 else 0, query.device
+        # The state of torch's generator is in the checkpoint. Tensor-parallel ranks draw the same
+        # seed, but must drop different weights.
+        seed = int(torch.randint(2**62, ())) + plan.stream if share > 0.0 else 0
+        ctx.dropout = share, seed, query.device
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
         outputs = []

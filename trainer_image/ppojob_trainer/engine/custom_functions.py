@@ -55,16 +55,8 @@ def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
     called.check(*_OF_TOKENS.split(", "), **({"kept": None} if takes_kept else {}))
 
     @torch.no_grad()
-    def estimate(
-        rewards: Tensor,
-        mask: Tensor,
-        lengths: Tensor,
-        groups: Tensor,
-        *,
-        kept: Tensor,
-        **arguments: object,
-    ) -> Advantages:
-        columns = (rewards, mask, lengths, groups)
+    def estimate(*columns: Tensor, kept: Tensor, **arguments: object) -> Advantages:
+        rewards = columns[0]
         with called.guarded():
             found = called.function(
                 *(column.clone() for column in columns),
@@ -162,13 +154,11 @@ class _Called:
 
     @property
     def place(self) -> str:
-        """Return the function's name with its file and first line."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         place = f"{code.co_filename}:{code.co_firstlineno}" if code else self.spec.source.file
         return f"{place} {self.spec.function}"
 
     def check(self, *columns: str, **named: object) -> None:
-        """Raise ConfigError if the function cannot be called with these arguments."""
         signature = inspect.signature(self.function)
         try:
             if taken := self.spec.arguments.keys() & {*columns, "kept"}:
@@ -194,7 +184,6 @@ class _Called:
             ) from None
 
     def fail(self, got: str, allowed: str) -> NoReturn:
-        """Raise an error about the function's result."""
         raise CustomCodeFailed(f"{self.where}: got {got}: {self.place} returned it; {allowed}")
 
     def column(

@@ -27,15 +27,11 @@ from ppojob_trainer.engine.routers import RouterRecord, Routers, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
-from ppojob_trainer.models.pipeline_stages import WHOLE, PassThrough, PipelineStage, stage_of
+from ppojob_trainer.models.pipeline_stages import PassThrough, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.transformers_modules import per_layer_inputs
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
-from ppojob_trainer.parallel.collectives import (
-    all_gather_over_data,
-    max_over_ranks,
-    sum_over_data,
-)
+from ppojob_trainer.parallel.collectives import all_gather_over_data, max_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
@@ -202,16 +198,8 @@ class ForwardEngine:
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
-    def _forward(
-        self,
-        rows: Experience,
-        head: Head | None = None,
-        *,
-        records: bool = False,
-        routers: Routers | None = None,
-        with_log_z: bool = False,
-        mtp: Mtp | None = None,
-    ) -> Passed:
+    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> Passed:
+        """Run `packed_pass`, with these options and those of the engine."""
         device = self.model.device.type
         kind = _AUTOCAST.get(self._training.autocast)
         with torch.autocast(device, kind, enabled=kind is not None):
@@ -222,12 +210,8 @@ class ForwardEngine:
                 share_prompts=self._training.share_prompts,
                 ranks=self._sequence,
                 tensor_place=self._world.dims.place(self._world.rank, "tensor"),
-                stage=self._stage,
                 saving=self._saving,
-                records=records,
-                routers=routers,
-                with_log_z=with_log_z,
-                mtp=mtp,
+                **options,
             )
 
 
@@ -239,7 +223,6 @@ def packed_pass(
     share_prompts: bool = True,
     ranks: SequenceRanks = ALONE,
     tensor_place: tuple[int, int] = (0, 1),
-    stage: PipelineStage = WHOLE,
     saving: Saving = nullcontext,
     records: bool = False,
     routers: Routers | None = None,
@@ -255,7 +238,7 @@ def packed_pass(
     fills `Passed.routes`. `with_log_z` adds an output, log Z of the prompt at each token; `mtp` one
     with log p of each token by the MTP layer.
     """
-    number, tensor = tensor_place
+    (number, tensor), stage = tensor_place, stage_of(model)
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
     packed, tower = _packed(model, rows, ranks, share_prompts=share_prompts), tower_of(model)
     plans = AttentionPlans(
@@ -302,7 +285,6 @@ def packed_pass(
 def _packed(
     model: PreTrainedModel, rows: Experience, ranks: SequenceRanks, *, share_prompts: bool
 ) -> PackedRows:
-    """Pack the rows of a micro-batch into one sequence on the model's device."""
     tower, shown = tower_of(model), (*rows.pictures, *rows.later_pictures)
     assert tower is not None or not any(shown), "the model takes no images"
     form = tower.form if tower is not None else None
@@ -316,7 +298,9 @@ def _stage_inputs(
     """Return the inputs of a stage: token ids at the first, else received hidden states."""
     if stage.ranks.is_first:
         return None, {"input_ids": own.input_ids[None]}
-    received = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
+    embedding = stage.outline.get_input_embeddings().weight
+    shape = 1, len(own.input_ids), embedding.shape[1]
+    received = stage.ranks.receive(torch.empty(shape, dtype=embedding.dtype, device=device))
     return received, {"inputs_embeds": received.requires_grad_(torch.is_grad_enabled())}
 
 

@@ -15,22 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine.fused_logprobs import (
-    LogprobSettings,
-    product_dtype,
-    slope_of,
-    tile_logits,
-    tiles,
-    wide,
-)
-from ppojob_trainer.engine.head import (
-    LastStates,
-    PolicyHead,
-    TokenOutputs,
-    read_by_output_layer,
-)
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings, slope_of, tile_logits, tiles
+from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs, read_by_output_layer
+from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyShard
+from ppojob_trainer.parallel.tensor_styles import VocabularyShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +57,7 @@ REVERSE_KL: Final = Divergence()
 
 @dataclass(frozen=True, slots=True)
 class HeadWithKl:
-    """The policy's head with one more output: the divergence to the reference at each token.
-
-    The reference's last states must be of the same micro-batch.
-    """
+    """The policy's head, and the divergence to a reference's states of the same micro-batch."""
 
     policy: PolicyHead
     reference: LastStates
@@ -111,8 +97,6 @@ def full_kl(
 
 
 class _FullKl(torch.autograd.Function):
-    """See `full_kl`."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -150,7 +134,9 @@ class _FullKl(torch.autograd.Function):
         states, weight, ref_states, ref_weight, mean, normalizer, ref_normalizer = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
         (grad,) = grads
-        grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
+        grad_hidden = torch.zeros_like(
+            states, dtype=torch.promote_types(states.dtype, torch.float32)
+        )
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
             matrix = weight[vocab].to(states.dtype)
@@ -179,7 +165,11 @@ Folded = tuple[Tensor, Tensor, Tensor]
 def _fold(policy: Logits, reference: Logits) -> Folded:
     """Accumulate over the tiles, rescaling to the running maximum."""
     states, weight, settings = policy
-    count, dtype, device = states.shape[0], wide(states.dtype), states.device
+    count, dtype, device = (
+        states.shape[0],
+        torch.promote_types(states.dtype, torch.float32),
+        states.device,
+    )
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
     ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
     rows = min(weight.shape[0], reference[1].shape[0])

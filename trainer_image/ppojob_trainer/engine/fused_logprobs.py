@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.deterministic import nondeterministic_kernels
+from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyShard
+from ppojob_trainer.parallel.tensor_styles import VocabularyShard
 
 TOKEN_BLOCK = 4096
 """Maximum tokens of a tile; larger tiles read the output matrix less often."""
@@ -65,8 +66,6 @@ def fused_logprobs(
 
 
 class _FusedLogprobs(torch.autograd.Function):
-    """See `fused_logprobs`."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -98,7 +97,9 @@ class _FusedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, places, normalizer, entropy = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
-        grad_hidden = torch.zeros_like(states, dtype=wide(states.dtype))
+        grad_hidden = torch.zeros_like(
+            states, dtype=torch.promote_types(states.dtype, torch.float32)
+        )
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
             matrix = weight[vocab].to(states.dtype)
@@ -109,7 +110,8 @@ class _FusedLogprobs(torch.autograd.Function):
                 log_p, places[tokens] - vocab.start, grads[0][tokens], settings
             )
             if settings.entropy == "gradient":
-                grad_z -= _entropy_gradient(log_p, entropy[tokens], grads[1][tokens])
+                p = log_p.exp()  # -dH/dz = p (log p + H)
+                grad_z -= p.mul_(log_p.add_(entropy[tokens, None])).mul_(grads[1][tokens, None])
             grad_logits = grad_z
             if settings.temperature != 1.0:
                 grad_logits.div_(settings.temperature)
@@ -121,17 +123,6 @@ class _FusedLogprobs(torch.autograd.Function):
                 grad_weight[vocab] += scaled.mT @ states[tokens]
         grad_hidden = ctx.run.all_reduce(grad_hidden).to(ctx.hidden_dtype)
         return grad_hidden, grad_weight, None, None, None, None
-
-
-def product_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype of products: autocast's if it is on, else that of the hidden states."""
-    device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of computations on logits of this dtype."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, slice]]:
@@ -149,11 +140,12 @@ def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, s
 
 def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Tensor:
     """Compute z of a tile, in a buffer of its own."""
-    if states.is_cuda and states.dtype != wide(states.dtype):
+    wide = torch.promote_types(states.dtype, torch.float32)
+    if states.is_cuda and states.dtype != wide:
         # Products are summed in float32 anyway; casting afterwards would cost a pass.
         z = torch.mm(states, matrix.mT, out_dtype=torch.float32)
     else:
-        z = (states @ matrix.mT).to(wide(states.dtype))
+        z = (states @ matrix.mT).to(wide)
     if settings.cap is not None:
         z.div_(settings.cap).tanh_().mul_(settings.cap)
     return z if settings.temperature == 1.0 else z.div_(settings.temperature)
@@ -182,7 +174,7 @@ class _Folded(NamedTuple):
 
 def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSettings) -> _Folded:
     """Reduce tile after tile under the running maximum of z."""
-    count, dtype = states.shape[0], wide(states.dtype)
+    count, dtype = states.shape[0], torch.promote_types(states.dtype, torch.float32)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
     s, u, q, total = (torch.zeros_like(m) for _ in range(4))
@@ -240,9 +232,3 @@ def _logit_gradient(
     # Each row has one target, so order does not matter; the deterministic scatter sorts on GPUs.
     with nondeterministic_kernels() if result.is_cuda else nullcontext():
         return result.scatter_(1, at, added)
-
-
-def _entropy_gradient(log_p: Tensor, entropy: Tensor, grad: Tensor) -> Tensor:
-    """Return the part subtracted for the entropy: -dH/dz = p (log p + H), times `grad`."""
-    p = log_p.exp()
-    return p.mul_(log_p.add_(entropy[:, None])).mul_(grad[:, None])

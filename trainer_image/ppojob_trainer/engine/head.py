@@ -1,9 +1,8 @@
 """Heads: outputs computed from the hidden state of each trained token."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,23 +13,18 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import with_column
+from ppojob_trainer.parallel.tensor_styles import with_column
 
 TokenOutputs = tuple[Tensor, ...]
 """The outputs of a head: one or more (tokens,) float32 tensors."""
 
 
-class Head(Protocol):
-    """Function from hidden states to outputs; the weights are the model's."""
+Head = Callable[[PreTrainedModel, Tensor, Tensor], TokenOutputs]
+"""Function from hidden states to outputs: always as many (tokens,) tensors.
 
-    def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor, /) -> TokenOutputs:
-        """Compute the outputs of a micro-batch: always the same number of (tokens,) tensors.
-
-        `hidden` (tokens, h) is the last hidden state before each trained token, `targets` (tokens,)
-        int64 are these tokens. The model's weights outside of the layers are unsharded. The first
-        output has the gradient.
-        """
-        ...
+It gets the model, whose weights outside of the layers are unsharded, the last hidden state before
+each trained token, (tokens, h), and these tokens, (tokens,) int64. Gradients are of the first one.
+"""
 
 
 def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +62,7 @@ class PolicyHead:
         *,
         squares: bool = False,
         certainty: bool = False,
-    ) -> PolicyHead:
+    ) -> "PolicyHead":
         """Make the head at the sampling temperature of the job.
 
         Log-probabilities are over the full vocabulary; with top-p or top-k the sampler's are
@@ -79,7 +73,7 @@ class PolicyHead:
         return cls(LogprobSettings(temperature, chunk, entropy, squares, certainty))
 
     @classmethod
-    def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
+    def of_updates(cls, spec: PPOJobSpec) -> "PolicyHead":
         pairs = spec.algorithm.pairs
         squares = pairs is not None and pairs.weight_by_policy
         if spec.algorithm.given:

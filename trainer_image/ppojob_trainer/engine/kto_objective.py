@@ -8,10 +8,8 @@ BCO (Jung et al. 2024, arXiv:2404.04656) is a classifier of the same rewards, `-
 with their running mean δ. Metrics are those of TRL's `KTOTrainer` and `BCOTrainer`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import torch
 from torch import Tensor
@@ -42,12 +40,6 @@ class RewardMean:
         self.answers += count
         self.value += (total - count * self.value) / self.answers
 
-    def state(self) -> Tensor:
-        return torch.tensor([self.value, self.answers], dtype=torch.float64)
-
-    def load(self, state: Tensor) -> None:
-        self.value, self.answers = state.tolist()
-
 
 @dataclass(frozen=True, slots=True)
 class KtoObjective:
@@ -67,11 +59,10 @@ class KtoObjective:
         """The metrics that are divided by the rows of the mini-batch."""
         return ("train/loss", "train/delta" if self.spec.loss_type == "bco" else "train/kl")
 
-    def compared_with(self, mean: RewardMean) -> KtoObjective:
-        """Return BCO's objective of the next mini-batch."""
+    def compared_with(self, mean: RewardMean) -> Self:
         return replace(self, point=mean.value / self.spec.beta)
 
-    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
+    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, Self]:
         """Return a mini-batch's labelled rows and their objective; a collective of all ranks."""
         labels = _labels(rows)
         own, mismatched = (rows.select(one.nonzero()[:, 0]) for one in (labels != 0, labels == 0))
@@ -88,7 +79,6 @@ class KtoObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch of rows with a label."""
         losses, measured = self._losses(outputs[0], rows, self.area)
         sums, count = measured.token_sums, denominators.sequences
         terms = {name: sums[name] / count for name in self.term_names}

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.fsdp import decoder_layers
 from ppojob_trainer.parallel.tensor_styles import TensorLayer
@@ -41,10 +42,7 @@ def normalised(norm: nn.Module, states: Tensor) -> Tensor:
     assert isinstance(weight, Tensor)
     assert isinstance(epsilon, float)
     output = F.rms_norm(states, weight.shape, weight, epsilon)
-    device = states.device.type
-    if torch.is_autocast_enabled(device):
-        return output.to(torch.get_autocast_dtype(device))
-    return output
+    return output.to(product_dtype(output))
 
 
 def use_tiles(model: PreTrainedModel, tokens: int) -> None:

@@ -20,11 +20,9 @@ Legend: T packed tokens, t of them on this sequence-parallel rank, K key heads, 
 / K, D key size, V value size, N chunks of C tokens, B taps of the convolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -51,26 +49,13 @@ class ChunkPlan:
     waves: tuple[int, ...]  # chunks of each wave
     parents: tuple[Tensor, ...]  # of each wave but the first: the chunks that its chunks continue
 
-    def to(self, device: torch.device) -> ChunkPlan:
+    def to(self, device: torch.device) -> "ChunkPlan":
         parents = tuple(parent.to(device) for parent in self.parents)
         return ChunkPlan(self.tokens.to(device), self.slots.to(device), self.waves, parents)
 
 
-class HasChunks(Protocol):
-    """Source of the chunk plans of a packed sequence."""
-
-    def chunks(self, before: int) -> ChunkPlan:
-        """Return the result of `plan_chunks`."""
-
-    def neighbours(self, before: int) -> Tensor:
-        """Return the result of `plan_neighbours`."""
-
-
 def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
-    """Cut spans, which cover the packed tokens in order, into chunks.
-
-    The convolution of a token reads the `before` previous tokens.
-    """
+    """Cut spans, all packed tokens in order, into chunks that read `before` previous tokens."""
     waves: list[list[tuple[Span, int, int]]] = []  # span, its first token, parent chunk
     ends: dict[int, tuple[int, int]] = {}  # by a span's start: wave and place of its last chunk
     for span in spans:
@@ -226,10 +211,10 @@ def faded(decay: Tensor) -> Tensor:
     return (decay @ summed.flatten(1)).exp().view(*decay.shape, -1)
 
 
-def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
+def compute_packed(net: Any, states: Tensor, plans: Any, ranks: SequenceRanks) -> Tensor:
     """Run the forward pass of a gated delta network of transformers over packed rows.
 
-    States in and out are (t, h) of this rank's tokens; plans cover all tokens, and
+    States in and out are (t, h) of this rank's tokens; `AttentionPlans` cover all tokens, and
     sequence-parallel ranks share the heads.
     """
     parts, gate, by, at = _projected(net, states)
@@ -299,7 +284,7 @@ def convolve_neighbours(mixed: Tensor, filters: Tensor, neighbours: Tensor) -> T
     return seen[..., None]
 
 
-def compute_convolution(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
+def compute_convolution(net: Any, states: Tensor, plans: Any, ranks: SequenceRanks) -> Tensor:
     """Run the forward pass of a short convolution of transformers; as `compute_packed`."""
     before, behind, values = net.in_proj(states).chunk(3, dim=-1)
     (mixed,) = ranks.to_columns(before * values)

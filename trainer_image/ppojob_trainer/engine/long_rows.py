@@ -9,8 +9,6 @@ Legend: T packed tokens, H query heads, K key heads, G = H / K, D head size; a b
 and S keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,10 +23,7 @@ LOG2_E = 1.0 / log(2.0)
 
 
 class Dropout:
-    """Dropout without a stored mask: the backward pass draws it again from the same seed.
-
-    Objects with one seed (`draw_seed`) drop the same weights, call by call.
-    """
+    """Dropout without a stored mask: the backward pass draws it again from the same seed."""
 
     def __init__(self, share: float, seed: int, device: torch.device) -> None:
         self._share = share
@@ -45,11 +40,6 @@ class Dropout:
             .div_(keep_share)
         )
         return tuple(tensor * factors for tensor in tensors)
-
-
-def draw_seed() -> int:
-    """Draw a seed from torch's global generator, whose state is in the checkpoint."""
-    return int(torch.randint(2**62, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +198,7 @@ def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
     return x.view(len(x), key_heads, -1, x.shape[-1]).permute(1, 2, 0, 3)
 
 
-def _scores(query: Tensor, key: Tensor, hide: _BlockMask, scoring: Scoring) -> Tensor:
+def _scores(query: Tensor, key: Tensor, hide: "_BlockMask", scoring: Scoring) -> Tensor:
     """Return base-2 scores (K, G * Q, S) in `_sum_type`, of (K, G * Q, D) and (K, S, D).
 
     On a CPU powers of two take a third of the time of exponentials.

@@ -8,9 +8,6 @@ scale halved; after a number of good steps it is doubled. Powers of two add no r
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor
-
 LOSS_SCALE: Final = "loss_scale"
 """Name among the tensors of an engine's state."""
 
@@ -26,19 +23,11 @@ class LossScale:
     """The scale of the next update, and for how many updates it has been used."""
 
     value: float = 65_536.0
-    steps: int = 0
+    steps: float = 0.0
 
     def update(self, *, is_finite: bool) -> None:
-        """Update the scale after an update with a finite gradient or not."""
-        self.steps = self.steps + 1 if is_finite else 0
+        self.steps = self.steps + 1.0 if is_finite else 0.0
         if not is_finite:
             self.value = max(self.value / 2.0, _LEAST)
         elif self.steps == _GROWS_AFTER:
-            self.value, self.steps = self.value * 2.0, 0
-
-    def state(self) -> Tensor:
-        return torch.tensor([self.value, self.steps], dtype=torch.float64)
-
-    def load(self, state: Tensor) -> None:
-        value, steps = state.tolist()
-        self.value, self.steps = value, int(steps)
+            self.value, self.steps = self.value * 2.0, 0.0

@@ -6,8 +6,6 @@ section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over the trai
 mini-batch, at temperature 1; 0 for the first two tokens of a context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,8 +32,7 @@ class Mtp:
     head: PolicyHead  # at temperature 1
 
     @classmethod
-    def of(cls, spec: PPOJobSpec) -> Mtp | None:
-        """Build it from the job's spec; None without MTP training."""
+    def of(cls, spec: PPOJobSpec) -> "Mtp | None":
         if (mtp := spec.model.mtp) is None:
             return None
         settings = LogprobSettings(1.0, spec.training.logprob_chunk_tokens, "none")
@@ -44,10 +41,9 @@ class Mtp:
     def add_to(
         self, part: LossParts, logprobs: Tensor, denominators: Denominators, area: str
     ) -> LossParts:
-        """Add the MTP loss to that of a micro-batch."""
         loss = -logprobs.sum() / max(denominators.tokens, 1.0)
         weighted, whole = self.coefficient * loss, f"{area}/loss"
-        terms = {whole: part.terms[whole] + weighted.item(), mtp_loss_name(area): loss.item()}
+        terms = {whole: part.terms[whole] + weighted.item(), f"{area}/mtp_loss": loss.item()}
         return replace(part, loss=part.loss + weighted, terms={**part.terms, **terms})
 
     def logprobs(
@@ -79,11 +75,6 @@ class Mtp:
         settings = self.head.settings_of(model)
         logprobs = fused_logprobs(ahead.index_select(0, read), weight, packed.targets, settings)[0]
         return torch.where(before[read] == read, 0.0, logprobs)
-
-
-def mtp_loss_name(area: str) -> str:
-    """Return the metric's name of its loss."""
-    return f"{area}/mtp_loss"
 
 
 def _pairs(spans: Sequence[Span]) -> tuple[tuple[Span, ...], Tensor]:

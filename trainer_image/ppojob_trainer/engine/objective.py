@@ -4,8 +4,6 @@ Denominators are those of the whole mini-batch over all ranks, so losses, gradie
 of micro-batches and ranks add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -29,7 +27,7 @@ class Denominators:
     positives: float = 0.0  # trained tokens of correct responses, where correctness is known
 
     @classmethod
-    def of(cls, rows: Experience) -> Denominators:
+    def of(cls, rows: Experience) -> "Denominators":
         counts = row_count(rows.mask, rows.lengths)
         positives = 0.0 if rows.positives is None else float((rows.mask & rows.positives).sum())
         return cls(float(rows.mask.sum()), float((counts > 0).sum()), positives)
@@ -43,7 +41,7 @@ class Aggregation:
     scale_tokens: float | None = None
 
     @classmethod
-    def of(cls, spec: AlgorithmSpec, max_response_tokens: int | None) -> Aggregation:
+    def of(cls, spec: AlgorithmSpec, max_response_tokens: int | None) -> "Aggregation":
         """Return that of a job; `lossScaleTokens` defaults to its longest response."""
         return cls(spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens)
 
@@ -99,19 +97,12 @@ _TOKEN_MEAN = Aggregation("token_mean")
 
 @dataclass(frozen=True, slots=True)
 class SftObjective(TokenObjective):
-    """Supervised fine-tuning (SFT): `L = aggregate(-log pi(a_t|s_t))` over demonstrations.
-
-    Over the first output of a `PolicyHead`.
-    """
+    """SFT: `L = aggregate(-log pi(a_t|s_t))`, over the first output of a `PolicyHead`."""
 
     aggregation: Aggregation
 
     area: ClassVar = "train"
     term_names: ClassVar = ("train/loss",)
-
-    @classmethod
-    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> SftObjective:
-        return cls(Aggregation.of(spec, max_response_tokens))
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

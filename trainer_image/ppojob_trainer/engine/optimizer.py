@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import BUFFER, Muon, update_scale
 from ppojob_trainer.engine.stochastic_rounding import round_into
-from ppojob_trainer.models.adapter_names import is_b
+from ppojob_trainer.models.adapter_names import B
 from ppojob_trainer.models.transformers_modules import TransposedLinear
 from ppojob_trainer.parallel.boxes import (
     Box,
@@ -113,7 +113,8 @@ def _groups(named: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> list[dict
     """Return the parameter groups: with LoRA+ those of B separately."""
     parts: dict[float, list[nn.Parameter]] = {1.0: [], spec.lora_plus_ratio: []}
     for name, one in named.items():
-        parts[spec.lora_plus_ratio if is_b(name) else 1.0].append(one)
+        is_b = name.endswith((f".{B}", f"_{B}"))
+        parts[spec.lora_plus_ratio if is_b else 1.0].append(one)
     return [{"params": part, RATE_RATIO: ratio} for ratio, part in parts.items()]
 
 
@@ -165,12 +166,6 @@ class _AdamW(_ByParts, torch.optim.AdamW):
 
 class _Sgd(_ByParts, torch.optim.SGD):
     """SGD."""
-
-
-def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
-    """Divide the gradients by a power of two."""
-    grads = [local_part(p.grad) for p in parameters if p.grad is not None]
-    torch._foreach_mul_(grads, 1.0 / divisor)
 
 
 def clip_gradients(
@@ -235,10 +230,7 @@ def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _in_float32(
     optimizer: torch.optim.Optimizer, weight: Tensor, what: str | None
 ) -> Iterator[None]:
-    """Convert the moments of a float32 weight to float32 within the block, to bfloat16 after it.
-
-    Without a name they are not converted.
-    """
+    """Have a named weight's moments in float32 within the block, and in bfloat16 after it."""
     if what is None or weight.dtype != torch.float32:
         yield
         return

@@ -6,8 +6,6 @@ packed as `prompt, response`. Further contexts of a row follow; each attends to 
 positions from 0. Tokens of a context after the predictor of its last trained token are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
@@ -55,7 +53,7 @@ class PackedRows:
         length = len(self.input_ids) // runs
         return slice(number * length, (number + 1) * length)
 
-    def run(self, number: int, runs: int) -> PackedRows:
+    def run(self, number: int, runs: int) -> "PackedRows":
         """Return one of `runs` equal shards of the packed tokens, and the tokens it predicts.
 
         Spans are those of all tokens; predictors count from the start of the shard.
@@ -81,7 +79,7 @@ class PackedRows:
             picture_rows=rows,
         )
 
-    def to(self, device: torch.device) -> PackedRows:
+    def to(self, device: torch.device) -> "PackedRows":
         return replace(
             self,
             input_ids=self.input_ids.to(device),
@@ -113,7 +111,7 @@ class _Text:
         form: MediaForm | None,
         pictures: bytes = b"",
         later: Sequence[int] = (),
-    ) -> _Text:
+    ) -> "_Text":
         """Make a text with positions from 0; `later` is as in `MediaForm.places`."""
         if form is None or not pictures:
             return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])
@@ -124,15 +122,9 @@ class _Text:
         bidirectional = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
         return cls(ids, sources, positions, pictures, places, bidirectional)
 
-    def followed_by(self, read: _Text) -> _Text:
-        """Return a response after this text, with positions that continue."""
-        return replace(read, positions=read.positions + self.positions.max() + 1)
-
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """The response of a row."""
-
     ids: Tensor  # (tokens,) int64
     sources: Tensor  # (tokens,) int64, see `PackedRows`
     trained: Tensor  # (n,) int64, indices of its trained tokens
@@ -158,28 +150,23 @@ class _Response:
 
 
 class _Packer:
-    """Concatenates the pieces of rows."""
-
     def __init__(self) -> None:
-        self.texts: list[_Text] = []
-        self.starts: list[int] = []
+        self.texts: list[tuple[int, _Text]] = []  # with where they start
         self.spans: list[Span] = []
         self.end = 0
 
     def add(self, *texts: _Text, prefix: Span | None = None) -> Span:
         """Append a span of texts that continues `prefix`, or starts a row."""
-        length = sum(len(text.ids) for text in texts)
         begin, bidirectional = self.end, []
         for text in texts:
             bidirectional += [
                 (self.end + first, self.end + end) for first, end in text.bidirectional
             ]
-            self.texts.append(text)
-            self.starts.append(self.end)
+            self.texts.append((self.end, text))
             self.end += len(text.ids)
         before = (0, 0) if prefix is None else (prefix.start, prefix.length)
-        span = Span(begin, length, *before, tuple(bidirectional))
-        if length:
+        span = Span(begin, self.end - begin, *before, tuple(bidirectional))
+        if span.length:
             self.spans.append(span)
         return span
 
@@ -191,7 +178,7 @@ class _Packer:
         Returns the spans of the row, and the packed indices that predict its trained tokens.
         """
         (first_read, places), *others = response.contexts(form)
-        read = prompt.followed_by(first_read)
+        read = replace(first_read, positions=first_read.positions + prompt.positions.max() + 1)
         spans: tuple[Span, ...]
         if shared is not None:
             own = self.add(read, prefix=shared)
@@ -212,22 +199,19 @@ class _Packer:
         self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
     ) -> PackedRows:
         """Return the packed rows. Positions have three rows with M-RoPE."""
-        seeing = [
-            (start, text)
-            for start, text in zip(self.starts, self.texts, strict=True)
-            if text.pictures
-        ]
+        seeing = [(start, text) for start, text in self.texts if text.pictures]
         shown = torch.cat([text.places + start for start, text in seeing]) if seeing else None
-        rows = max(len(text.positions) for text in self.texts)
-        positions = torch.cat([text.positions.expand(rows, -1) for text in self.texts], dim=1)
+        texts = [text for _, text in self.texts]
+        rows = max(len(text.positions) for text in texts)
+        positions = torch.cat([text.positions.expand(rows, -1) for text in texts], dim=1)
         return PackedRows(
-            input_ids=torch.cat([text.ids for text in self.texts]),
+            input_ids=torch.cat([text.ids for text in texts]),
             position_ids=positions.squeeze(0),
             spans=tuple(self.spans),
             predictors=predictors,
             targets=targets,
             places=torch.arange(len(targets)),
-            sources=torch.cat([text.sources for text in self.texts]),
+            sources=torch.cat([text.sources for text in texts]),
             readings=tuple(readings),
             pictures=tuple(text.pictures for _, text in seeing),
             picture_places=shown,

@@ -4,10 +4,8 @@ Offline, row 2 i is the chosen answer of pair i and row 2 i + 1 the rejected one
 two generated rows of a group. Groups are never split over ranks or micro-batches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import torch
 from torch import Tensor
@@ -169,7 +167,6 @@ class BradleyTerryLoss:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, pairs: Pairs
     ) -> tuple[Tensor, Tensor]:
-        """Return losses (pairs,) and rewards (rows,)."""
         rewards = row_sum(outputs[0], rows.mask, rows.lengths)
         chosen, rejected = (rewards[rows_of] for rows_of in pairs)
         wanted = chosen - rejected
@@ -189,7 +186,7 @@ class PairObjective:
     term_names: ClassVar[tuple[str, ...]] = tuple(f"train/{name}" for name in _METRICS)
     token_names: ClassVar[tuple[str, ...]] = ()
 
-    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, PairObjective]:
+    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, Self]:
         """Return a mini-batch's rows and their objective; a collective of all ranks.
 
         A loss that sorts needs one more forward pass.
@@ -205,7 +202,6 @@ class PairObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """Return the loss of a micro-batch of whole groups."""
         losses, sums = self._compared(outputs, rows)
         pairs = denominators.sequences / 2.0
         terms = {name: total / pairs for name, total in zip(self.term_names, sums, strict=True)}

@@ -6,8 +6,6 @@ adds `μ L_pos`, the cross-entropy of correct responses. LUFFY (arXiv:2504.14945
 policy loss for tokens of off-policy demonstrations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,10 +22,7 @@ from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss, bounded
 from ppojob_trainer.algorithms.rollout_correction import Correction, correct, row_weights
-from ppojob_trainer.algorithms.rollout_diagnostics import (
-    token_diagnostic_names,
-    token_diagnostics,
-)
+from ppojob_trainer.algorithms.rollout_diagnostics import token_diagnostic_names, token_diagnostics
 from ppojob_trainer.algorithms.token_masks import off_policy
 from ppojob_trainer.engine.custom_functions import policy_loss_of
 from ppojob_trainer.engine.head import TokenOutputs
@@ -44,7 +39,7 @@ OFF_POLICY_SHARE = "actor/off_policy_frac"
 """Share of tokens masked by `off_policy`."""
 
 GUIDANCE = ("actor/off_pg_loss", "actor/off_ratio_mean", "actor/off_policy_prob")
-"""Metrics of the tokens of demonstrations."""
+"""Metrics of the tokens of demonstrations: policy loss, f(π), and π."""
 
 SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
 """Metrics of `sampling_diagnostics`."""
@@ -60,11 +55,10 @@ class KlTerm:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is over the whole vocabulary, as an output of the head."""
         return self.estimator == FULL_KL
 
     @classmethod
-    def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
+    def of(cls, spec: KlSpec, coefficient: float | None = None) -> "KlTerm | None":
         """Return the term of a job; `coefficient` is that of this step."""
         if spec.loss_term is not None:
             return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
@@ -101,7 +95,7 @@ class PolicyObjective:
         *,
         entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
-    ) -> PolicyObjective:
+    ) -> "PolicyObjective":
         """Return the objective of a job; both coefficients are those of this step."""
         correction = None
         if spec.is_bypass and spec.rollout_correction is not None:
@@ -204,9 +198,10 @@ class PolicyObjective:
         parts.token_sums = token_sums(diagnostics, drawn)
         if self.guidance_gamma is not None:
             assert rows.given is not None, "set with guidance"
-            given = rows.mask & rows.given
-            of_given = guidance_diagnostics(logprobs.detach(), rows.advantages, self.guidance_gamma)
-            parts.token_sums |= token_sums(of_given, given)
+            given, said = rows.mask & rows.given, logprobs.detach()
+            ratio = shaped_ratio(said, self.guidance_gamma)
+            values = (-rows.advantages * ratio, ratio, said.exp())
+            parts.token_sums |= token_sums(dict(zip(GUIDANCE, values, strict=True)), given)
             parts.counts = dict.fromkeys(GUIDANCE, float(given.sum()))
         return parts
 
@@ -281,7 +276,7 @@ class DistillationObjective(TokenObjective):
     token_names: ClassVar = (*SAMPLING_STATISTICS, DISTILLATION_LOSS)
 
     @classmethod
-    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
+    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> "DistillationObjective":
         assert spec.divergence is not None, "the whole vocabulary is compared"
         return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
 
@@ -307,12 +302,6 @@ def positive_loss(
     """
     assert rows.positives is not None, "set with the advantages"
     return -masked_sum(logprobs, kept & rows.positives) / max(1.0, denominators.positives)
-
-
-def guidance_diagnostics(logprobs: Tensor, advantages: Tensor, gamma: float) -> dict[str, Tensor]:
-    """Return the metrics `GUIDANCE`: the policy loss of demonstrations, f(π), and π."""
-    ratio = shaped_ratio(logprobs, gamma)
-    return dict(zip(GUIDANCE, (-advantages * ratio, ratio, logprobs.exp()), strict=True))
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

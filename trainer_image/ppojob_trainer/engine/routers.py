@@ -17,9 +17,6 @@ choices, also under replay, for all tokens of each row's pass. As integers they 
 any order.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,31 +45,12 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
 
-@dataclass(frozen=True, slots=True)
-class RouterCoefficients:
-    """Coefficients of the router losses, and the rate of bias updates."""
-
-    balance: float
-    z: float
-    bias_rate: float = 0.0
-
-    @classmethod
-    def of(cls, spec: AlgorithmSpec) -> RouterCoefficients | None:
-        own = cls(spec.router_balance_coefficient, spec.router_z_coefficient, spec.router_bias_rate)
-        return own if own.has_losses or own.bias_rate else None
-
-    @property
-    def has_losses(self) -> bool:
-        """Whether the loss has router terms; routers with a bias have none (`layout_checks`)."""
-        return self.balance > 0.0 or self.z > 0.0
-
-
 class Routers:
     """The routers of a model in one update: their losses, or the loads that move their bias."""
 
     def __init__(
         self,
-        coefficients: RouterCoefficients,
+        spec: AlgorithmSpec,
         model: PreTrainedModel,
         world: World,
         ranks: SequenceRanks,
@@ -87,8 +65,9 @@ class Routers:
         config: Any = model.config
         self._config = config.to_dict()
         self._layers: int = config.num_hidden_layers
-        self._biases = selection_biases_of(model) if coefficients.bias_rate else {}
-        self._coefficients = coefficients
+        self._biases = selection_biases_of(model) if spec.router_bias_rate else {}
+        self._spec = spec
+        self._balance, self._z = spec.router_balance_coefficient, spec.router_z_coefficient
         self._scale = scale
         self._world = world
         self._ranks = ranks
@@ -103,7 +82,7 @@ class Routers:
         own = packed.tokens_of(self._ranks.number, self._ranks.size)
         reads, measured = _reads(packed)[:, own], dict[int, Tensor]()
         self._passes.append(measured)
-        if self._coefficients.has_losses:
+        if self._spec.has_router_losses:
             return partial(self._attach_losses, measured, reads.to(device))
         return partial(_count_loads, measured, (reads > 0).sum(dim=0).to(device))
 
@@ -112,15 +91,15 @@ class Routers:
 
         `router_max_violation` is the mean over layers of (largest - mean load) / mean load.
         """
-        values, own = dict(measured.values), self._coefficients
-        if own.has_losses:
+        values, spec = dict(measured.values), self._spec
+        if spec.has_router_losses:
             parts = [part for one in self._passes for part in one.values()]
             mine = torch.stack(parts).double().sum(dim=0).tolist() if parts else (0.0, 0.0)
             balance, z = sum_over_ranks(self._world, mine)
-            values[f"{area}/loss"] += own.balance * balance + own.z * z
+            values[f"{area}/loss"] += self._balance * balance + self._z * z
             values[f"{area}/router_balance_loss"] = balance / self._layers
             values[f"{area}/router_z_loss"] = z / self._layers
-        if own.bias_rate:
+        if spec.router_bias_rate:
             loads = self._sum_loads()
             self._loads = {layer: loads[layer] for layer in self._biases}
             used = loads[loads.sum(dim=1) > 0].double()
@@ -135,7 +114,7 @@ class Routers:
             # The mean times the number of experts, so that both sides are integers.
             signs = (loads.sum() - loads * len(loads)).sign().view(bias.shape)
             own = local_part(bias.detach())
-            own.add_(box_of(bias).of(signs).to(own), alpha=self._coefficients.bias_rate)
+            own.add_(box_of(bias).of(signs).to(own), alpha=self._spec.router_bias_rate)
 
     def _attach_losses(
         self,
@@ -153,7 +132,6 @@ class Routers:
         of `_reads`, `logits` (t, E) and `chosen` (t, k) the router's own experts; the `carrier`, a
         tensor that the layer computes with, is returned unchanged.
         """
-        own = self._coefficients
         with torch.autocast(logits.device.type, enabled=False):
             numbers = logits.float()
             loads = self._ranks.all_reduce_(reads @ expert_mask(logits, chosen).float())
@@ -162,7 +140,7 @@ class Routers:
             z = (reads @ numbers.logsumexp(dim=-1).square()).sum()
             balance, z = balance * self._share, z * self._share
             measured.setdefault(layer, torch.stack([balance.detach(), z.detach()]))
-            loss = (own.balance * self._scale) * balance + (own.z * self._scale) * z
+            loss = (self._balance * self._scale) * balance + (self._z * self._scale) * z
         attached: Tensor = _Attached.apply(carrier, loss)  # type: ignore[no-untyped-call]
         return attached
 

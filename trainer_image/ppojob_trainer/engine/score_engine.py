@@ -96,7 +96,6 @@ class ScoreEngine:
         ]
 
     def _trimmed(self, number: int, ids: list[int]) -> list[int]:
-        """Return the last tokens of a text, up to the scored one."""
         tokens = ids if self._max_tokens is None else ids[-self._max_tokens :]
         if not tokens:
             raise ConfigError(

@@ -28,7 +28,6 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine import linear_attention
 from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
-    HasChunks,
     HeadSizes,
     checkpointed,
     convolved,
@@ -40,7 +39,7 @@ from ppojob_trainer.models.transformers_modules import recurrent_layers
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
-Compute = Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor]
+Compute = Callable[[Any, Tensor, Any, SequenceRanks], Tensor]
 """The forward pass of a recurrent layer over packed rows."""
 
 AT_ONCE: Final = 32
@@ -168,7 +167,7 @@ def _read_states(
     return within + torch.cat(outputs)
 
 
-def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
+def compute_packed(net: Any, states: Tensor, plans: Any, ranks: SequenceRanks) -> Tensor:
     """Run the forward pass of a Mamba-2 layer; see `linear_attention.compute_packed`.
 
     Ranks that share the heads of a group each have a copy of its queries and keys.
@@ -259,7 +258,7 @@ def _forward(
     compute: Compute,
     hidden_states: Tensor,
     *,
-    attention_plans: HasChunks | None = None,
+    attention_plans: Any = None,
     sequence_ranks: SequenceRanks = ALONE,
     **options: Any,
 ) -> Tensor:

@@ -2,20 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 
 import msgspec
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.kto_objective import REWARD_MEAN, KtoObjective, RewardMean
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
-from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
+from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.objective import (
     Denominators,
     LossParts,
@@ -25,7 +26,6 @@ from ppojob_trainer.engine.objective import (
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
     clip_gradients,
-    divide_gradients,
     learning_rate,
     load_optimizer_tensors,
     optimizer_boxes,
@@ -36,7 +36,7 @@ from ppojob_trainer.engine.optimizer import (
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
-from ppojob_trainer.engine.routers import RouterCoefficients, Routers
+from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -88,7 +88,6 @@ class _Term:
     weight: float = 1.0  # factor of the objective's loss
 
     def loss(self, outputs: TokenOutputs, rows: Experience) -> LossParts:
-        """Return the weighted loss of a micro-batch."""
         part = self.objective(outputs, rows, self.denominators)
         if self.weight != 1.0:
             part.loss = self.weight * part.loss
@@ -119,7 +118,7 @@ class TrainEngine(ForwardEngine):
         total_steps: int,
         world: World | None = None,
         offload: Collection[Offloaded] = (),
-        routers: RouterCoefficients | None = None,
+        routers: AlgorithmSpec | None = None,
         average_decay: float | None = None,
         mtp: Mtp | None = None,
         *,
@@ -128,9 +127,10 @@ class TrainEngine(ForwardEngine):
         """Take over a model as `ForwardEngine` does, to train it in place.
 
         `total_steps` are the optimizer steps of the whole job. The owner of the model offloads
-        weights, the engine the rest of `offload`. `routers` are the coefficients of MoE routers.
-        With `average_decay` there is an EMA of the weights, to be begun or loaded. `mtp` trains the
-        MTP layer. With `tracks_rewards` the mean reward of labelled answers is part of the state.
+        weights, the engine the rest of `offload`. `routers` says which losses and bias updates MoE
+        routers have. With `average_decay` there is an EMA of the weights, to be begun or loaded.
+        `mtp` trains the MTP layer. With `tracks_rewards` the mean reward of labelled answers is
+        part of the state.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -138,7 +138,8 @@ class TrainEngine(ForwardEngine):
         self.moments = HostMemory()
         self._moments_leave = "optimizer" in offload
         self.updates = 0
-        self._routers = routers
+        is_some = routers and (routers.has_router_losses or routers.router_bias_rate > 0.0)
+        self._routers = routers if is_some else None
         self._mtp = mtp
         self._spec = optimizer
         self._total_steps = total_steps
@@ -170,10 +171,8 @@ class TrainEngine(ForwardEngine):
         of each reference model; () for the engine's own head. All ranks call each equally often.
         `supervised` adds the loss of demonstrations, with its own denominators. A gradient that is
         not finite changes no weights and is reported as `<area>/skipped`; the schedule advances.
-
-        Returns:
-            The statistics of all ranks: losses divided by the denominators, sums over the computed
-            tokens.
+        Returns the statistics of all ranks: losses divided by the denominators, and sums over the
+        computed tokens.
         """
         self.model.train()
         denominators = self._denominators(experience)
@@ -187,7 +186,7 @@ class TrainEngine(ForwardEngine):
         passes = self._passes_of_update(own, heads)
         names = [*objective.term_names]
         if self._mtp is not None:
-            names.append(mtp_loss_name(objective.area))
+            names.append(f"{objective.area}/mtp_loss")
         if supervised is not None:
             passes += self._supervised_passes(supervised)
             names += supervised.objective.term_names
@@ -211,7 +210,10 @@ class TrainEngine(ForwardEngine):
         """Return the state besides weights and random state, by name."""
         return {
             UPDATES: torch.tensor(self.updates),
-            **{name: one.state() for name, one in self._running.items()},
+            **{
+                name: torch.tensor(astuple(one), dtype=torch.float64)
+                for name, one in self._running.items()
+            },
             **optimizer_tensors(self.model, self._optimizer),
         }
 
@@ -228,7 +230,8 @@ class TrainEngine(ForwardEngine):
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
         for name, one in self._running.items():
-            one.load(state.pop(name))
+            for number, value in zip(fields(one), state.pop(name).tolist(), strict=True):
+                setattr(one, number.name, value)
         host = self.moments if self._moments_leave else None
         load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
@@ -341,7 +344,8 @@ class TrainEngine(ForwardEngine):
             ranks.all_reduce_ends(local_part(shared.grad))
         state = {f"{area}/lr": rate}
         if self._scale is not None:
-            divide_gradients(self.model.parameters(), self._scale.value)
+            grads = [local_part(p.grad) for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(grads, 1.0 / self._scale.value)  # a power of two
             state[f"{area}/loss_scale"] = self._scale.value
         norm = clip_gradients(
             self.model.parameters(),

@@ -1,12 +1,8 @@
 """Losses of a critic, and of a process reward model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
-from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer.algorithms.implicit_rewards import outcome_loss
 from ppojob_trainer.algorithms.masked import row_mean, row_sum, rows_with_any
 from ppojob_trainer.algorithms.value_loss import clipped_value_loss
@@ -31,12 +27,6 @@ class ValueObjective(TokenObjective):
     area: ClassVar = "critic"
     term_names: ClassVar = ("critic/vf_loss",)
     token_names: ClassVar = ("critic/vf_clipfrac", "critic/vpred_mean")
-
-    @classmethod
-    def of(
-        cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
-    ) -> ValueObjective:
-        return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators

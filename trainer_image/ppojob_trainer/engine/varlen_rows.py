@@ -7,8 +7,6 @@ Legend: T packed tokens, S concatenated keys of all rows, N rows, H query heads,
 size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ppojob_trainer.engine.packed_rows import Span
+from ppojob_trainer.parallel.linear_map import linear_map
 
 Kernel = Callable[..., Any]
 """`varlen_attn`, or a function with its signature."""
@@ -47,7 +46,7 @@ class VarlenRows:
     has_copies: bool  # whether rows share prompts
 
     @classmethod
-    def of(cls, spans: Sequence[Span], device: torch.device) -> VarlenRows:
+    def of(cls, spans: Sequence[Span], device: torch.device) -> "VarlenRows":
         """Build the rows of spans, which cover the packed tokens in their order."""
         lengths = torch.tensor([span.length for span in spans])
         prefixes = torch.tensor([span.prefix_length for span in spans])
@@ -68,26 +67,19 @@ class VarlenRows:
             has_copies=bool(prefixes.any()),
         )
 
+    def copy(self, tokens: Tensor) -> Tensor:
+        """Gather the keys of each row: (T, K, D) to (S, K, D)."""
+        return tokens.index_select(0, self.keys)
+
+    def sum_copies(self, grads: Tensor) -> Tensor:
+        """Sum the gradients of all copies of each key, in a fixed order."""
+        copies = grads.flatten(1)
+        summed = F.embedding_bag(self.key_slots, copies, self.key_offsets, mode="sum")
+        return summed.view(-1, *grads.shape[1:])
+
 
 def _ends(lengths: Tensor) -> Tensor:
     return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-
-class _Copies(torch.autograd.Function):
-    """Gather the keys of each row: (T, K, D) to (S, K, D)."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, rows: VarlenRows) -> Tensor:
-        ctx.rows = rows
-        return tokens.index_select(0, rows.keys)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum the gradients of all copies of each key, in a fixed order."""
-        rows: VarlenRows = ctx.rows
-        of_copies = grads[0].flatten(1)
-        summed = F.embedding_bag(rows.key_slots, of_copies, rows.key_offsets, mode="sum")
-        return summed.view(-1, *grads[0].shape[1:]), None
 
 
 def attend_rows(
@@ -110,7 +102,7 @@ def attend_rows(
 
         kernel = cast("Kernel", varlen_attn)
     if rows.has_copies:
-        key, value = (_copied(x, rows) for x in (key, value))
+        key, value = (linear_map(x, rows.copy, rows.sum_copies) for x in (key, value))
     output: Tensor = kernel(
         query,
         key,
@@ -124,8 +116,3 @@ def attend_rows(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return output
-
-
-def _copied(tokens: Tensor, rows: VarlenRows) -> Tensor:
-    copies: Tensor = _Copies.apply(tokens, rows)  # type: ignore[no-untyped-call]
-    return copies

@@ -34,7 +34,6 @@ class WeightAverage:
             self._store(name, parts[name])
 
     def update(self) -> None:
-        """Update the average after an optimizer step."""
         for name, weight in self._weights.items():
             average = self.tensors[name]
             if self._host is not None:

@@ -33,10 +33,7 @@ _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")
 
 
 def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
-    """Return why the job cannot start from its adapter folder; nothing if it names none.
-
-    `model` is the folder of the base model, and `where` the section of the adapters.
-    """
+    """Report why a job cannot start from its adapters, of the section `where`, on a base model."""
     if lora.path is None:
         return
     folder = Path(lora.path)

@@ -50,11 +50,6 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}", f".{M}"))
 
 
-def is_b(name: str) -> bool:
-    """Whether a tensor of this name is the B of an adapter."""
-    return name.endswith((f".{B}", f"_{B}"))
-
-
 def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
     """Return PEFT's name of an adapter tensor; `layers`: transformers' name of decoder layers.
 

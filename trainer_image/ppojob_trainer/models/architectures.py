@@ -28,11 +28,9 @@ from ppojob_trainer.models.mixtures import (
     WIDTHS,
     expert_tensors,
     experts_key,
-    latent_layers,
-    latent_width,
+    layers_beside_experts,
     mixture_in,
     required_sizes,
-    shared_layers,
 )
 from ppojob_trainer.models.per_layer_sizes import (
     Attention,
@@ -127,14 +125,9 @@ class Sizes:
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has attention."""
-        if self.is_recurrent(layer) and not self.attends_beside:
-            return False
+        if self.recurrence and layer in self.recurrence.layers:
+            return self.recurrence.kind.is_beside_attention
         return not self.types or self.types[layer] == ATTENTION
-
-    @property
-    def attends_beside(self) -> bool:
-        """Whether recurrent layers have attention too."""
-        return self.recurrence is not None and self.recurrence.kind.is_beside_attention
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has MoE experts."""
@@ -220,7 +213,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         biased=_biased(config, family),
         experts=required[experts_key(config)] if mixture else 0,
         shared=prod(required[key] for key in shared_keys) if shared_keys else 0,
-        latent=latent_width(mixture, config),
+        latent=count_in(config, mixture.latent) if mixture else 0,
         dense_layers=dense_layers,
         plain=required[plain] if mixture and has_dense else 0,
         has_qk_norm=family.qk_norm != "none"
@@ -249,7 +242,6 @@ def _per_layer(
 
 
 def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
-    """Return the modules of a layer that have a bias."""
     enabled = (names for key, names in family.biases.items() if config.get(key) is True)
     return frozenset(family.always_biased).union(*enabled)
 
@@ -304,8 +296,8 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
         is_fused = "in_proj_qkvz" in FAMILIES[sizes.model_type].fused
         found |= sizes.recurrence.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
-        found |= shared_layers(mixture, sizes.hidden, sizes.shared)
-        found |= latent_layers(mixture, sizes.hidden, sizes.latent)
+        widths = {"hidden": sizes.hidden, "inner": sizes.shared, "latent": sizes.latent}
+        found |= layers_beside_experts(mixture, **widths)
     if sizes.per_layer:
         found |= sizes.per_layer.linear_layers(sizes.hidden)
     if sizes.has_dense(layer):
@@ -459,6 +451,13 @@ def count_log_partition(loss: Loss, folder: str) -> int:
         return 0
     layer, norm = sizes.hidden * (sizes.hidden + 1), 2 * sizes.hidden
     return 2 * (layer + norm) + sizes.hidden + 1
+
+
+def sizes_by(config: Mapping[str, Json]) -> Sizes:
+    """Return the sizes by a configuration that has been checked."""
+    sizes = read_sizes(config, Path("config.json"))
+    assert isinstance(sizes, Sizes), f"{sizes}"
+    return sizes
 
 
 def sizes_of(folder: str) -> Sizes | None:

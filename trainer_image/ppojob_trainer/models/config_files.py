@@ -12,6 +12,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE
+from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
@@ -70,10 +71,9 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
         if theirs in found:
             found[own] = found[theirs]
     if config.get("model_type") == "gpt2":
-        hidden, inner = found.get("hidden_size"), config.get("n_inner")
-        found["intermediate_size"] = (
-            4 * hidden if inner is None and isinstance(hidden, int) else inner
-        )
+        inner = config.get("n_inner")
+        hidden = count_in(found, "hidden_size")
+        found["intermediate_size"] = 4 * hidden if inner is None else inner
     mixture, kinds = family.mixture if family else None, config.get("mlp_layer_types")
     if mixture and mixture.dense_first and isinstance(kinds, list):
         dense = next((n for n, kind in enumerate(kinds) if kind != "dense"), len(kinds))
@@ -92,10 +92,7 @@ def file_name(name: str, model_type: str) -> str:
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
-    """Whether a config.json, as on disk or from `read_config`, is of a model with a tower.
-
-    That is a vision tower or an audio encoder.
-    """
+    """Whether a config.json, of a folder or read, is of a model with a vision or audio tower."""
     config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))
     return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.is_multimodal)

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS, Mixture
+from ppojob_trainer.models.family import Mixture
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
-
-# Else transformers rounds it if weights are in 16 bits and the family's class does not forbid it.
-PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION, EXPERT_BIAS]
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
@@ -72,24 +69,16 @@ class Matrix(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)
 
-    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return the matrix, (out, in), in the dtype of products with such rows.
-
-        With an adapter also its matrices: (r, in) and (out, r).
-        """
-        return (cast_matrix(self.weight, rows),)
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return the matrix, (out, in), and its adapter's, (r, in) and (out, r), for products."""
+        return (self.weight.to(product_dtype(self.weight)),)
 
 
-def product_dtype(matrix: Tensor, rows: Tensor) -> torch.dtype:
-    """Return the dtype of products of a matrix with such rows: that of autocast, or its own."""
-    device = rows.device.type
+def product_dtype(values: Tensor) -> torch.dtype:
+    """Return the dtype of products of such values: that of autocast if it is on, or their own."""
+    device = values.device.type
     is_cast = torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if is_cast else matrix.dtype
-
-
-def cast_matrix(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Return a matrix in the dtype of products with such rows."""
-    return matrix.to(product_dtype(matrix, rows))
+    return torch.get_autocast_dtype(device) if is_cast else values.dtype
 
 
 class Experts(nn.ModuleList):
@@ -115,19 +104,15 @@ class Experts(nn.ModuleList):
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Compute the weighted sum of each token's chosen experts.
 
-        Every expert is computed, even without tokens: ranks reduce the gradients of all of them.
-
-        Args:
-            states: (t, h) of the tokens.
-            chosen: (t, k) int64, the experts of each token.
-            weights: (t, k) router weights.
+        States are (t, h), `chosen` (t, k) int64, and weights (t, k). Every expert is computed, even
+        without tokens: ranks reduce the gradients of all of them.
         """
         dispatch = ExpertDispatch(chosen, len(self), self.expert_ranks)
         rows = dispatch.rows(states)
         held = [self[expert] for expert in self.expert_ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
-            found = zip(*(getattr(expert, name)(rows) for expert in held), strict=True)
+            found = zip(*(getattr(expert, name)() for expert in held), strict=True)
             weights, *adapter = map(list, found)
             output = grouped_product(rows, dispatch.ends, weights)
             if not adapter:
@@ -138,7 +123,9 @@ class Experts(nn.ModuleList):
             return torch.add(output, change.to(output.dtype), alpha=self.adapter_scale)
 
         *into, down = self._names
-        output = product(_activate(*(product(rows, name) for name in into)), down)
+        inner = [product(rows, name) for name in into]
+        active = functional.silu(inner[0]) * inner[1] if inner[1:] else inner[0].relu().square()
+        output = product(active, down)
         return dispatch.combine(output, weights).to(states.dtype)
 
 
@@ -152,7 +139,6 @@ class StackedExperts(nn.Module):
     """Expert-parallel ranks; each stack is sharded over them by experts."""
 
     def __init__(self, stacked: Any, mixture: Mixture) -> None:
-        """Take over the parameters of a transformers module."""
         super().__init__()
         for name, parameter in stacked.named_parameters(recurse=False):
             matrix = parameter.detach()
@@ -186,11 +172,6 @@ class StackedExperts(nn.Module):
         """Return this rank's shard of a stack or of its biases; None without one."""
         stack = getattr(self, name, None)
         return None if stack is None else local_part(stack)
-
-
-def _activate(first: Tensor, up: Tensor | None = None) -> Tensor:
-    """Return the SwiGLU of gate and up, or of one projection the squared ReLU."""
-    return functional.relu(first).square() if up is None else functional.silu(first) * up
 
 
 def _clamped(inner: Tensor) -> Tensor:
@@ -238,10 +219,7 @@ def freeze_routers(model: PreTrainedModel) -> None:
 def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tensor:
     """Multiply each run of rows by its own matrix (grouped GEMM): (s, in) -> (s, out).
 
-    Args:
-        rows: (s, in), run by run.
-        ends: (e,) int32, the end of each run, which may be empty.
-        matrices: e of them, (out, in).
+    `ends` (e,) int32 are those of the runs, which may be empty; the e matrices are (out, in).
     """
     product: Tensor = _GroupedProduct.apply(rows, ends, *matrices)  # type: ignore[no-untyped-call]
     return product
@@ -249,7 +227,7 @@ def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tenso
 
 def stacked_product(rows: Tensor, ends: Tensor, stack: Tensor) -> Tensor:
     """As `grouped_product` of a stack (e, in, out), in the dtype of products."""
-    dtype = product_dtype(stack, rows)
+    dtype = product_dtype(stack)
     product: Tensor = _StackedProduct.apply(rows, ends, stack, dtype)  # type: ignore[no-untyped-call]
     return product
 

@@ -30,10 +30,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def bases_of(spec: PPOJobSpec) -> dict[str, str]:
-    """Fingerprint the base models of a resolved job's adapters, by the fields of their folders.
-
-    Folders that cannot be read are left out.
-    """
+    """Fingerprint the readable base models of a job's adapters, by the fields of their folders."""
     models = {"spec.model.path": spec.model, "spec.critic.path": spec.critic}
     return {
         where: base

@@ -33,7 +33,6 @@ from ppojob_trainer.models.config_files import (
 )
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
-from ppojob_trainer.models.hybrid_layers import LAYER_TYPES, layer_types
 from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
@@ -185,10 +184,7 @@ def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Pro
 def check_changed_config(
     config: dict[str, Json], overrides: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> tuple[dict[str, Json], list[Problem]]:
-    """Return the configuration with a job's overrides, and its problems; see `check_config`.
-
-    Refused overrides are not applied.
-    """
+    """Return a configuration with the overrides that are not refused, and all of its problems."""
     problems = list(check_changes(config, overrides))
     config = config if problems else changed_document(config, overrides)
     problems += check_config(config, path, kind)
@@ -262,7 +258,6 @@ def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    """Report settings of the family that are not implemented here."""
     for key, values in family.supported.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))
@@ -279,10 +274,6 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     ):
         why, allowed = "vLLM expects alternating layers", f"{' and '.join(_TURNS)} by turns"
         yield _unsupported(f"{path}:layer_types", shown(kinds), why, allowed)
-    others = sorted(set(layer_types(config) or ()).difference(LAYER_TYPES))
-    if family.has_one_block and others:
-        why, allowed = "the model has no such kind of layer", " or ".join(LAYER_TYPES)
-        yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:

@@ -6,19 +6,20 @@ from typing import Final, Self
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.family import Recurrence
+from ppojob_trainer.models.per_layer_sizes import count_in
 
 RECURRENT: Final = "linear_attention"
 ATTENTION: Final = "full_attention"
 DENSE: Final = "mlp"
 EXPERTS: Final = "moe"
-LAYER_TYPES: Final = (RECURRENT, ATTENTION, DENSE, EXPERTS)
-"""transformers' names, to which the hub's lists and Nemotron's letters are mapped."""
+"""transformers' names of layer types, to which the hub's and Nemotron's letters are mapped."""
 
 PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": RECURRENT, "*": ATTENTION, "-": DENSE, "E": EXPERTS}
 _HUB_NAMES: Final = {"mamba": RECURRENT, "conv": RECURRENT, "attention": ATTENTION}
 _LFM2_KEYS: Final = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
 _LFM2_ADJUSTS: Final = "block_auto_adjust_ff_dim"
+_LFM2_FACTOR: Final = "block_ffn_dim_multiplier"
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -65,11 +66,6 @@ class RecurrenceSizes:
     def channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key + self.inner
-
-    @property
-    def sharded_heads(self) -> int:
-        """Heads that sequence-parallel ranks shard; each has a copy of its Mamba-2 groups."""
-        return self.heads if self.kind.rule == "mamba" else self.key_heads
 
     def linear_layers(self, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
         """Return a layer's linear layers by name in it, with the shapes of their weights."""
@@ -119,28 +115,21 @@ def recurrent_numbers(
 
 def with_common_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     """Return a hybrid's configuration with the common keys for those of LFM2 and Mamba-2."""
-    keys = ("hidden_size", "mamba_expand", "mamba_n_heads")
-    hidden, expand, heads = (config.get(key) for key in keys)
-    inner = config.get("mamba_d_ssm")  # of Falcon-H1
-    is_auto = config.get("mamba_d_head") == "auto"
-    if inner is None and isinstance(hidden, int) and isinstance(expand, int):
-        inner = hidden * expand
-    if is_auto and isinstance(inner, int) and isinstance(heads, int):
-        return {**config, "mamba_d_head": inner // max(1, heads)}
-    layers = config.get("num_hidden_layers")
-    if "conv_L_cache" not in config or not isinstance(layers, int):
+    if config.get("mamba_d_head") == "auto":
+        inner = count_in(config, "hidden_size") * count_in(config, "mamba_expand")
+        inner = count_in(config, "mamba_d_ssm") or inner  # of Falcon-H1
+        return {**config, "mamba_d_head": inner // max(1, count_in(config, "mamba_n_heads"))}
+    if "conv_L_cache" not in config:
         return dict(config)
     found = dict(config) | {own: config[key] for key, own in _LFM2_KEYS.items() if key in config}
     if found.get("layer_types") is None:
-        full = config.get("full_attn_idxs")
+        full, layers = config.get("full_attn_idxs"), range(count_in(config, "num_hidden_layers"))
         found["layer_types"] = [
-            ATTENTION if not isinstance(full, list) or n in full else "conv" for n in range(layers)
+            ATTENTION if not isinstance(full, list) or n in full else "conv" for n in layers
         ]
-    keys = ("intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of")
-    width, factor, unit = map(found.get, keys)
-    if config.get(_LFM2_ADJUSTS) is True and isinstance(width, int) and isinstance(unit, int):
-        width = int(2 * width / 3)
-        if isinstance(factor, int | float):
-            width = int(factor * width)
+    if config.get(_LFM2_ADJUSTS) is True:
+        width, factor = int(2 * count_in(found, "intermediate_size") / 3), found.get(_LFM2_FACTOR)
+        width = int(factor * width) if isinstance(factor, int | float) else width
+        unit = count_in(found, "block_multiple_of")
         found |= {"intermediate_size": -(-width // max(1, unit)) * unit, _LFM2_ADJUSTS: False}
     return found

@@ -12,11 +12,7 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.model import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.media.picture_form import (
-    PictureForm,
-    ResizablePictureForm,
-    sound_form_of,
-)
+from ppojob_trainer.data.media.picture_form import PictureForm, ResizablePictureForm, sound_form_of
 from ppojob_trainer.data.media.picture_forms import is_drawn_causally, read_form, why_no_media
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.architectures import (
@@ -28,11 +24,7 @@ from ppojob_trainer.models.architectures import (
     saved_weights,
     sizes_of,
 )
-from ppojob_trainer.models.config_files import (
-    file_name,
-    layers_name_in,
-    read_config,
-)
+from ppojob_trainer.models.config_files import file_name, layers_name_in, read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import JUDGE
 from ppojob_trainer.models.mixtures import ALIGNED
@@ -114,15 +106,15 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         where = f"spec.roles.{host}.parallelism"
         if tensor not in (fitting := _fitting(most, sizes)):
             why = _why_tensor(sizes, sizes.inner, folder)
-            yield _none_of(f"{where}.tensor", tensor, why, fitting)
+            yield _out_of_range(f"{where}.tensor", tensor, why, _one_of(fitting))
         else:
             heads //= tensor
-        if sizes.recurrence:
-            heads = gcd(heads, sizes.recurrence.sharded_heads)
+        if states := sizes.recurrence:  # each rank has a copy of its Mamba-2 groups
+            heads = gcd(heads, states.heads if states.kind.rule == "mamba" else states.key_heads)
         if heads % layout.sequence:
             of_states = " and those of its layers with states" if sizes.recurrence else ""
             why = f"the query heads of {folder}{of_states} are split over the ranks"
-            yield _no_divisor(f"{where}.sequence", layout.sequence, why, heads)
+            yield _out_of_range(f"{where}.sequence", layout.sequence, why, f"a divisor of {heads}")
         yield from _check_pipeline(f"{where}.pipeline", layout.pipeline, folder, sizes)
 
 
@@ -136,6 +128,10 @@ def _fitting(most: int, sizes: Sizes) -> list[int]:
     ]
 
 
+def _one_of(fitting: list[int]) -> str:
+    return f"one of {', '.join(map(str, fitting))}"
+
+
 def _why_tensor(sizes: Sizes, inner: int, folder: str) -> str:
     heads = " or ".join(map(str, sizes.numbers_of_heads))
     keys = " or ".join(map(str, sizes.numbers_of_key_heads))
@@ -145,19 +141,27 @@ def _why_tensor(sizes: Sizes, inner: int, folder: str) -> str:
     )
 
 
-def _none_of(where: str, ranks: int, why: str, fitting: list[int]) -> Problem:
-    allowed = f"one of {', '.join(map(str, fitting))}"
-    return Problem(where, shown(ranks), why, allowed, ReasonCode.OUT_OF_RANGE)
+def _out_of_range(where: str, value: object, why: str, allowed: str) -> Problem:
+    return Problem(where, shown(value), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
-def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
-    return Problem(where, shown(ranks), why, f"a divisor of {most}", ReasonCode.OUT_OF_RANGE)
+def _no_effect(where: str, value: object, why: str) -> Problem:
+    return Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
+
+
+def _conflict(where: str, value: object, why: str, allowed: str) -> Problem:
+    return Problem(where, shown(value), why, allowed, ReasonCode.CONFLICT)
+
+
+def _not_yet(where: str, value: object, what: str, allowed: str = "remove it") -> Problem:
+    why = f"{what}: not in this version"
+    return Problem(where, shown(value), why, allowed, ReasonCode.NOT_IN_THIS_VERSION)
 
 
 def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
     """Report layers that cannot be split into pipeline stages, which pass hidden states only."""
     why, most = f"each pipeline stage needs at least one layer of {folder}", sizes.layers
-    if sizes.per_layer and sizes.per_layer.shares_keys:
+    if sizes.per_layer and not all(one.has_keys for one in sizes.per_layer.attention):
         why, most = f"layers of {folder} share keys and values with earlier layers", 1
     elif sizes.per_layer and sizes.per_layer.layer_embedding:
         why, most = f"{folder} has an embedding for each layer", 1
@@ -166,77 +170,61 @@ def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Itera
     elif FAMILIES[sizes.model_type].norms_embeddings:
         why, most = f"one norm of {folder} is before its layers and behind them", 1
     if most < stages:
-        yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
+        yield _out_of_range(where, stages, why, f"at most {most}")
 
 
 def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
     """Report expert counts not divisible by the ranks, of models in the same pods."""
     counts = {0 if sizes is None else sizes.experts for sizes in models}
     if ranks > 1 and not any(counts) and None not in models:
-        why = "no model of these pods is a mixture of experts"
-        yield Problem(where, shown(ranks), why, "remove it", ReasonCode.NO_EFFECT)
+        yield _no_effect(where, ranks, "no model of these pods is a mixture of experts")
     elif (most := gcd(*counts)) % ranks:
-        yield _no_divisor(where, ranks, "expert parallelism splits the experts of each layer", most)
+        why = "expert parallelism splits the experts of each layer"
+        yield _out_of_range(where, ranks, why, f"a divisor of {most}")
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report router settings of a model without routers."""
-    sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
+    sizes, algorithm = sizes_of(spec.model.path), spec.algorithm
     if sizes is None:
         return
-    mixture = sizes.mixture
-    if mixture is not None:
-        if mixture.selection_bias and spec.algorithm.has_router_losses:
-            yield Problem(
-                "spec.algorithm",
-                "losses of routers",
-                f"router training of {sizes.model_type}, which selects experts with a bias: not in "
-                "this version",
-                "neither routerBalanceCoefficient nor routerZCoefficient",
-                ReasonCode.NOT_IN_THIS_VERSION,
-            )
-        if not mixture.selection_bias and spec.algorithm.router_bias_rate:
-            yield Problem(
-                "spec.algorithm.routerBiasRate",
-                shown(spec.algorithm.router_bias_rate),
-                f"routers of {sizes.model_type} have no expert bias",
-                "remove it",
-                ReasonCode.NO_EFFECT,
-            )
-        if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.recurrence:
-            yield Problem(
-                "spec.algorithm.routerReplay",
-                shown(replay),
-                "vLLM tells experts where it keeps prefixes alone, and keeps none of models with "
-                f"states, as {sizes.model_type}",
-                "recompute, or spec.rollout.engine: huggingface",
-                ReasonCode.CONFLICT,
-            )
+    kind, mixture, replay = sizes.model_type, sizes.mixture, algorithm.router_replay
+    rate = "spec.algorithm.routerBiasRate", algorithm.router_bias_rate
+    if mixture is None:
+        for where, value in (
+            ("spec.algorithm.routerReplay", None if replay == "none" else replay),
+            ("spec.algorithm.routerBalanceCoefficient", algorithm.router_balance_coefficient),
+            ("spec.algorithm.routerZCoefficient", algorithm.router_z_coefficient),
+            rate,
+            ("spec.model.freezeRouters", spec.model.freeze_routers),
+        ):
+            if value:
+                yield _no_effect(where, value, f"a model of {kind} has no routers")
         return
-    why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
-    for where, value in (
-        ("spec.algorithm.routerReplay", None if replay == "none" else replay),
-        ("spec.algorithm.routerBalanceCoefficient", spec.algorithm.router_balance_coefficient),
-        ("spec.algorithm.routerZCoefficient", spec.algorithm.router_z_coefficient),
-        ("spec.algorithm.routerBiasRate", spec.algorithm.router_bias_rate),
-        ("spec.model.freezeRouters", spec.model.freeze_routers),
-    ):
-        if value:
-            yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
+    if mixture.selection_bias and algorithm.has_router_losses:
+        why = f"router training of {kind}, which selects experts with a bias: not in this version"
+        allowed = "neither routerBalanceCoefficient nor routerZCoefficient"
+        reason = ReasonCode.NOT_IN_THIS_VERSION
+        yield Problem("spec.algorithm", "losses of routers", why, allowed, reason)
+    if not mixture.selection_bias and algorithm.router_bias_rate:
+        yield _no_effect(*rate, f"routers of {kind} have no expert bias")
+    if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.recurrence:
+        why = (
+            "vLLM tells experts where it keeps prefixes alone, and keeps none of models with "
+            f"states, as {kind}"
+        )
+        allowed = "recompute, or spec.rollout.engine: huggingface"
+        yield _conflict("spec.algorithm.routerReplay", replay, why, allowed)
 
 
 def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report tiled MLP settings of a model without dense feed-forward modules."""
     sizes, tokens = sizes_of(spec.model.path), spec.training.mlp_tile_tokens
     if sizes is None or not tokens or any(map(sizes.has_tiles, range(sizes.layers))):
         return
     why = f"{sizes.model_type} has MoE feed-forward blocks, or none as a module of its own"
-    where = "spec.training.mlpTileTokens"
-    yield Problem(where, shown(tokens), why, "remove it", ReasonCode.NO_EFFECT)
+    yield _no_effect("spec.training.mlpTileTokens", tokens, why)
 
 
 def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report MTP training of a model without an MTP layer."""
     folder = Path(spec.model.path)
     if spec.model.mtp is None or isinstance(config := read_config(folder / "config.json"), Problem):
         return
@@ -267,8 +255,8 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     form = read_form(Path(folder))
     if said["spec.model.freezeVisionTower"] is False and is_drawn_causally(spec, form):
         why = "vLLM on GPUs supports only text for this model, so its vision tower would not train"
-        where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
-        yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
+        allowed = "remove it, or engine: huggingface"
+        yield _conflict("spec.model.freezeVisionTower", False, why, allowed)
     hears = sound_form_of(form) is not None
     if sizes is None or (isinstance(form, ResizablePictureForm) and not hears):
         return
@@ -288,15 +276,14 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         why = f"{reason}, so it gets none"
     for where, value in said.items():
         if value is not None:
-            yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
+            yield _no_effect(where, value, why)
 
 
 def _not_vllm(why: str, allowed: str = "huggingface") -> Problem:
-    return Problem("spec.rollout.engine", shown("vllm"), why, allowed, ReasonCode.CONFLICT)
+    return _conflict("spec.rollout.engine", "vllm", why, allowed)
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Report models, or settings of them, that the engine does not support."""
     sizes = sizes_of(spec.model.path)
     if sizes is None or spec.algorithm.given:
         return
@@ -350,36 +337,20 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.per_layer else own_kind
     has_own_kind = sizes.experts or sizes.recurrence or sizes.per_layer
-    beside = spec.adapters_of_engines
+    beside, drafts, kind = spec.adapters_of_engines, spec.rollout.drafts, sizes.model_type
     if sizes.model_type in PLAIN_IN_VLLM:
         own_kind, has_own_kind = f"of {sizes.model_type}", True
     if beside is not None and beside.weight_decomposed:
         own_kind, has_own_kind = "with lengths of their rows (lora.weightDecomposed)", True
     if has_own_kind and beside is not None:
-        yield Problem(
-            "spec.rollout.adapters",
-            shown(spec.rollout.adapters),
-            f"unmerged adapters {own_kind} in vLLM: not in this version",
-            "merged, or engine: huggingface",
-            ReasonCode.NOT_IN_THIS_VERSION,
-        )
-    if spec.rollout.drafts and sizes.recurrence:
-        yield Problem(
-            "spec.rollout.drafts",
-            shown(spec.rollout.drafts),
-            f"layers with states of {sizes.model_type} cannot go back behind a guess that was "
-            "wrong: not in this version",
-            "remove it",
-            ReasonCode.NOT_IN_THIS_VERSION,
-        )
-    if spec.rollout.dtype == "float16" and sizes.model_type in NO_FLOAT16_IN_VLLM:
-        yield Problem(
-            "spec.rollout.dtype",
-            shown(spec.rollout.dtype),
-            f"values of {sizes.model_type} overflow float16, and vLLM refuses it",
-            "bfloat16 or float32",
-            ReasonCode.CONFLICT,
-        )
+        what, allowed = f"unmerged adapters {own_kind} in vLLM", "merged, or engine: huggingface"
+        yield _not_yet("spec.rollout.adapters", spec.rollout.adapters, what, allowed)
+    if drafts and sizes.recurrence:
+        what = f"layers with states of {kind} cannot go back behind a guess that was wrong"
+        yield _not_yet("spec.rollout.drafts", drafts, what)
+    if spec.rollout.dtype == "float16" and kind in NO_FLOAT16_IN_VLLM:
+        why = f"values of {kind} overflow float16, and vLLM refuses it"
+        yield _conflict("spec.rollout.dtype", "float16", why, "bfloat16 or float32")
 
 
 def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
@@ -390,14 +361,10 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
     if kind:
         types = ("bfloat16",) if kind.rule == "delta" else ("bfloat16", "float32")
         if spec.rollout.dtype not in types:
-            yield Problem(
-                "spec.rollout.dtype",
-                shown(spec.rollout.dtype),
-                f"vLLM does not compute layers with states of {sizes.model_type} in it on "
-                "processors",
-                f"{' or '.join(types)}, or engine: huggingface",
-                ReasonCode.CONFLICT,
-            )
+            own = f"layers with states of {sizes.model_type}"
+            why = f"vLLM does not compute {own} in it on processors"
+            allowed = f"{' or '.join(types)}, or engine: huggingface"
+            yield _conflict("spec.rollout.dtype", spec.rollout.dtype, why, allowed)
 
 
 def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
@@ -414,14 +381,11 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     fitting = _fitting(most, sizes)
     if tensor not in fitting:
         why = _why_tensor(sizes, inner, spec.model.path) + of_states
-        yield _none_of("spec.rollout.parallelism.tensor", tensor, why, fitting)
+        yield _out_of_range("spec.rollout.parallelism.tensor", tensor, why, _one_of(fitting))
 
 
 def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
-    """Report LoRA targets that match no layer of a model; nothing if its folder has problems.
-
-    `where` is the section of the adapters.
-    """
+    """Report LoRA targets of the section `where` that match no layer of a readable model."""
     if (sizes := sizes_of(folder)) is None:
         return
     names = {
@@ -431,19 +395,12 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     }
     if lora.base_type is not None and not sizes.takes_nf4:
         kind = "mixture of experts" if sizes.mixture else "model"
-        yield Problem(
-            f"{where}.baseType",
-            shown(lora.base_type),
-            f"of a {kind}, {sizes.model_type}: not in this version",
-            "remove it",
-            ReasonCode.NOT_IN_THIS_VERSION,
-        )
+        yield _not_yet(f"{where}.baseType", lora.base_type, f"of a {kind}, {sizes.model_type}")
     if lora.modules_to_save:
         yield from _check_whole_layers(lora, sizes, folder, f"{where}.modulesToSave")
     if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:
-        why = f"with the weight matrices of {sizes.model_type}: not in this version"
-        place, reason = f"{where}.weightDecomposed", ReasonCode.NOT_IN_THIS_VERSION
-        yield Problem(place, shown(True), why, "remove it", reason)
+        what = f"with the weight matrices of {sizes.model_type}"
+        yield _not_yet(f"{where}.weightDecomposed", True, what)
     if lora.experts:
         yield from _check_expert_adapters(lora, sizes, where)
         names |= _expert_targets(sizes)
@@ -463,14 +420,12 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
 
 
 def _check_whole_layers(lora: LoraSpec, sizes: Sizes, folder: str, where: str) -> Iterator[Problem]:
-    """Report what rules out layers that are trained whole beside adapters."""
-    got, reason = shown(list(lora.modules_to_save or ())), ReasonCode.NOT_IN_THIS_VERSION
+    own = list(lora.modules_to_save or ())
     if layers_name_in(folder) != LAYERS or file_name(EMBEDDING, sizes.model_type) != EMBEDDING:
-        why = f"of {sizes.model_type}: not in this version"
-        yield Problem(where, got, why, "remove it", reason)
+        yield _not_yet(where, own, f"of {sizes.model_type}")
     elif sizes.is_tied and HEAD in saved_weights(lora):
         why = "the model's output layer is its embedding"
-        yield Problem(where, got, why, "[embed_tokens], which trains both", ReasonCode.CONFLICT)
+        yield _conflict(where, own, why, "[embed_tokens], which trains both")
 
 
 def _expert_targets(sizes: Sizes) -> set[str]:
@@ -481,21 +436,14 @@ def _expert_targets(sizes: Sizes) -> set[str]:
 
 
 def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
-    """Report what rules out expert adapters."""
     names = (name.removesuffix(".weight") for name in expert_weights(sizes))
     if not any(map(lora.adapts, names)):
         why = f"no target module is an expert weight of {sizes.model_type}"
-        reason = ReasonCode.NO_EFFECT
-        yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
+        yield _no_effect(f"{where}.experts", True, why)
     if lora.rank % ALIGNED:
-        why, allowed = (
-            "grouped matrix products of experts need it aligned",
-            f"a multiple of {ALIGNED}",
-        )
-        yield Problem(f"{where}.rank", shown(lora.rank), why, allowed, ReasonCode.OUT_OF_RANGE)
-    why, reason = "of experts: not in this version", ReasonCode.NOT_IN_THIS_VERSION
+        why = "grouped matrix products of experts need it aligned"
+        yield _out_of_range(f"{where}.rank", lora.rank, why, f"a multiple of {ALIGNED}")
     if lora.dropout:
-        yield Problem(f"{where}.dropout", shown(lora.dropout), why, "0, or no experts", reason)
+        yield _not_yet(f"{where}.dropout", lora.dropout, "of experts", "0, or no experts")
     if lora.weight_decomposed:
-        place, allowed = f"{where}.weightDecomposed", "false, or no experts"
-        yield Problem(place, shown(True), why, allowed, reason)
+        yield _not_yet(f"{where}.weightDecomposed", True, "of experts", "false, or no experts")

@@ -1,14 +1,11 @@
 """Loading of models from Hugging Face folders, sharded over the ranks as they are read."""
 
-import re
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -22,16 +19,9 @@ from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters
 from ppojob_trainer.models.adapter_names import is_adapter, peft_name, saved_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD, saved_weights
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.config_files import (
-    TOWER,
-    WHOLE_NAMES,
-    folder_has_tower,
-    layers_name_in,
-    read_config,
-)
+from ppojob_trainer.models.config_files import TOWER, folder_has_tower, layers_name_in, read_config
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, TEXTS, ModelKind
 from ppojob_trainer.models.log_partition import (
@@ -42,11 +32,12 @@ from ppojob_trainer.models.log_partition import (
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.model_classes import class_of, language_config
-from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
+from ppojob_trainer.models.mtp_layers import add_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, nf4_layers, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
+from ppojob_trainer.models.towers import new_tower
 from ppojob_trainer.models.transformers_modules import recurrent_layers, unify_modules
 from ppojob_trainer.models.vision_tower import attach_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
@@ -59,12 +50,6 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _NOTHING: Final[Mapping[str, Json]] = {}
-_KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
-_MAY_BE_ZERO: Final[tuple[str, ...]] = (
-    *(".bias", "_bias", ".sinks", CORRECTION, EXPERT_BIAS, "score.weight"),
-    *(".o_proj.weight", ".down_proj.weight", ".experts.down_proj", ".w2.weight"),
-)
-"""Parameters that may be zero: biases, identity-initialised blocks, a new value head."""
 
 
 def load_model(
@@ -91,25 +76,19 @@ def load_model(
     as transformers does: on SmolLM2 that makes values of 1.0 ± 0.5, which the critic first has to
     unlearn. The head has no dropout, as in verl, and is trained with adapters too.
 
-    Args:
-        folder: with config.json and the weights; nothing is downloaded.
-        dtype: of the weights.
-        kind: use of the model.
-        world: the ranks over which it is sharded, and their device; None for this one on the CPU.
-        lora: adapters; the weights are frozen then. None for full training.
-        seed: of the initial adapters.
-        overrides: changes of its config.json, from `config_changes`.
-        with_tower: make its vision tower a trained module of it; else the tower is frozen.
-        learns_log_z: add the network of `log_partition`.
-        with_mtp: load the folder's MTP layer, and train it.
+    It is sharded over the ranks of `world`, on their device; None for this one on the CPU. With
+    `lora` the weights are frozen, and `seed` is that of the initial adapters. `overrides` are those
+    of `config_changes`. With a tower, that is a trained module of it, else it is frozen.
+    `learns_log_z` adds the network of `log_partition`, `with_mtp` the folder's MTP layer.
 
     Raises:
         ConfigError: the folder holds no model, an unsupported one, not all of its weights, or
             non-finite values.
     """
     folder, world = Path(folder), world or World.alone()
-    additions = _Additions(lora, learns_log_z=learns_log_z, has_mtp=with_mtp)
-    model, missing = _load(kind, folder, dtype, world, additions, overrides, with_tower=with_tower)
+    tower = folder if with_tower and folder_has_tower(folder) else None
+    additions = _Additions(lora, tower, learns_log_z=learns_log_z, has_mtp=with_mtp)
+    model, missing = _load(kind, folder, dtype, world, additions, overrides)
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
@@ -125,11 +104,15 @@ class _Additions:
     """Parts that are added to transformers' model."""
 
     lora: LoraSpec | None
+    tower: Path | None  # folder of a vision tower that is trained
     learns_log_z: bool
     has_mtp: bool  # from the folder, but not in transformers' class
 
     def add_to(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-        """Add them to an unsharded model, and convert all of it to its dtype and common form."""
+        """Add them to a meta model, and convert all of it to its dtype and common form."""
+        if self.tower is not None:
+            with torch.device("meta"):
+                setattr(model, TOWER.rstrip("."), new_tower(self.tower, dtype))
         if self.has_mtp:
             add_mtp_layer(model)
         unify_modules(model)
@@ -141,7 +124,6 @@ class _Additions:
 
     @staticmethod
     def has(name: str) -> bool:
-        """Whether a tensor of this name is one of these parts."""
         return is_adapter(name) or is_log_partition(name) or is_scales(name)
 
 
@@ -186,38 +168,29 @@ def _load(
     world: World,
     additions: _Additions,
     overrides: Mapping[str, Json],
-    *,
-    with_tower: bool,
 ) -> tuple[PreTrainedModel, Set[str]]:
-    """Load a model of a kind; adapters have no values yet.
-
-    Returns:
-        The model in evaluation mode, and its optional weights that the folder does not hold: those
-        are uninitialised.
-    """
+    """Return a model in evaluation mode, and its optional weights, zeros, that no file holds."""
     refuse_config(folder, kind, overrides)
     section = kind.where.removesuffix("path") + "lora"
     lora = additions.lora
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
     try:
-        config = language_config(folder, with_tower=with_tower)
+        config = language_config(folder)
         change(config, dict.fromkeys(FAMILIES[config.model_type].dropouts, 0.0))
         change(config, overrides)
-        model_class = class_of(config, kind.made_as)
-        options = {"config": config, "dtype": dtype}
-        is_whole = world.size == 1 and read_weights(folder).form is None
-        load = _load_whole if is_whole else _load_sharded
-        model, missing = load(model_class, folder, world, additions, options)
+        with torch.device("meta"):
+            model = class_of(config, kind.made_as)._from_config(config, dtype=dtype)
+        additions.add_to(model, dtype, world.device)
+        missing = _shard_and_read(model, folder, dtype, world)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
-    ours = {name for name, _ in outline_of(model).named_parameters() if additions.has(name)}
-    _check_values(model, folder, kind.where, world, missing | ours)
-    missing -= ours
+    _check_values(model, folder, kind.where, world)
+    missing = {name for name in missing if not additions.has(name)}
     if needed := missing - kind.may_lack:
         raise ConfigError(
             f"{kind.where}: got {folder}: it holds no {min(needed)}; all weights of the model"
@@ -226,11 +199,7 @@ def _load(
 
 
 def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) -> None:
-    """Refuse a folder with an unreadable configuration, or one that asks for unsupported features.
-
-    Raises:
-        ConfigError: with every problem, one line each.
-    """
+    """Raise ConfigError, a line each, for what is unreadable or unsupported in a config.json."""
     path = folder / "config.json"
     config = read_config(path)
     if isinstance(config, Problem):
@@ -241,44 +210,6 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
     _, problems = check_changed_config(config, overrides, path, kind)
     if problems:
         raise ConfigError(map(str, problems))
-
-
-def _load_whole(
-    model_class: Any, folder: Path, world: World, additions: _Additions, options: dict[str, Any]
-) -> tuple[PreTrainedModel, set[str]]:
-    """As `_load_sharded`, for one rank and weights that are not quantized."""
-    try:
-        with quiet_loading():
-            model, info = model_class.from_pretrained(
-                folder,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                local_files_only=True,
-                key_mapping=_KEYS if folder_has_tower(folder) else None,
-                **options,
-            )
-    except RuntimeError as error:  # experts that cannot be stacked, as some are missing
-        raise ValueError(str(error)) from error
-    for name, got, needed in sorted(info["mismatched_keys"]):
-        raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
-    additions.add_to(model, options["dtype"], world.device)
-    missing = set(info["missing_keys"])
-    if additions.has_mtp:
-        missing |= _read_mtp_layer(model, folder)
-    model.to(world.device)
-    for parameter in model.parameters():
-        parameter.data = _own(parameter.data)
-    return model, missing
-
-
-def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
-    """Fill its weights, and return the names of those that the folder does not hold."""
-    weights = read_weights(folder)
-    own = {name: one for name, one in model.named_parameters() if is_of_mtp_layer(name, model)}
-    for name in own.keys() & weights.files.keys():
-        fill(own[name], read_part(weights, name, box_of(own[name])))
-    return own.keys() - weights.files.keys()
 
 
 def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
@@ -292,33 +223,16 @@ def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Silence transformers about missing and unexpected weights: they are checked here."""
-    logging = transformers.utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+def _shard_and_read(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype, world: World
+) -> set[str]:
+    """Shard a meta model, and read this rank's shard of each weight.
 
-
-def _load_sharded(
-    model_class: Any, folder: Path, world: World, additions: _Additions, options: dict[str, Any]
-) -> tuple[PreTrainedModel, set[str]]:
-    """Build a model on the meta device, shard it, and read this rank's shard of each weight.
-
-    Returns:
-        The model, and the names of weights, of any stage, that the folder does not hold: those
-        are zero.
+    Returns the names of weights, of any stage, that the folder does not hold: those are zero.
 
     Raises:
         ValueError: a weight has another shape, or a file cannot be read.
     """
-    with torch.device("meta"):
-        model = model_class._from_config(**options)
-    additions.add_to(model, options["dtype"], world.device)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
     if world.size > 1:
@@ -326,12 +240,12 @@ def _load_sharded(
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
-    state = _own_parts(model, weights, options["dtype"], world.device)
+    state = _own_parts(model, weights, dtype, world.device)
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:
         model.tie_weights()
     _restore_buffers(model, world.device)
-    return model, {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
+    return {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
 
 
 def _own_parts(
@@ -373,10 +287,7 @@ def _own(weight: Tensor) -> Tensor:
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute the buffers that no folder holds: RoPE frequencies, scales of Gemma and Falcon.
-
-    The meta device has no values.
-    """
+    """Compute the buffers that no folder holds: RoPE frequencies, scales of Gemma and Falcon."""
     base: Any = model.base_model
     if (rotary := getattr(base, "rotary_emb", None)) is not None:  # Mamba hybrids may have none
         base.rotary_emb = type(rotary)(config=model.config).to(device)
@@ -401,18 +312,14 @@ def _restore_buffers_of_layers(model: PreTrainedModel, base: Any, device: torch.
         of_layers[number] = type(rotary)(config=rotary.config).to(device)
     for _, mixer in recurrent_layers(model):
         if hasattr(mixer, "mup_vector"):
-            mixer.mup_vector = compute_mup_vector(model.config).to(device)
+            kind = mixer.dt_bias.dtype  # as transformers makes it
+            mixer.mup_vector = compute_mup_vector(model.config).to(device, kind)
 
 
-def _check_values(
-    model: PreTrainedModel, folder: Path, where: str, world: World, absent: Set[str]
-) -> None:
-    """Refuse weights that are not finite, or were never written; a collective of all ranks.
-
-    `absent` weights are uninitialized and not checked.
-    """
+def _check_values(model: PreTrainedModel, folder: Path, where: str, world: World) -> None:
+    """Refuse weights that are not finite; a collective of all ranks."""
     held, stage = dict(model.named_parameters()), stage_of(model)
-    # For NF4 codes the scales show whether elements were finite and present.
+    # For NF4 codes the scales show whether elements were finite.
     held |= {name: held[scales_of(name)] for name in nf4_layers(model)}
     # The first of the ranks that replicate a weight checks it.
     parts = {
@@ -420,31 +327,12 @@ def _check_values(
         if name in held and stage.is_first_copy(name, held[name])
         else torch.empty(0)
         for name, _ in outline_of(model).named_parameters()
-        if name not in absent
     }
-    # A shard of an embedding may hold only rows of padding tokens, all of them zero.
-    own = [float((~part.isfinite()).sum()) for part in parts.values()]
-    own += [float(part.count_nonzero()) for part in parts.values()]
-    counts = sum_over_ranks(world, own)
-    may_be_zero = _MAY_BE_ZERO
-    if "centred" in FAMILIES[model.config.model_type].norm_type:
-        may_be_zero += ("norm.weight",)
-    broken, filled = counts[: len(parts)], counts[len(parts) :]
-    bad = {name: int(count) for name, count in zip(parts, broken, strict=True) if count}
-    empty = [
-        name
-        for name, count in zip(parts, filled, strict=True)
-        if not count and not name.endswith(may_be_zero)
-    ]
-    found = []
+    counts = sum_over_ranks(world, [float((~part.isfinite()).sum()) for part in parts.values()])
+    bad = {name: int(count) for name, count in zip(parts, counts, strict=True) if count}
     if bad:
-        got = f"{sum(bad.values())} values that are NaN or infinite"
-        found.append((got, list(bad), "nothing can be computed with them"))
-    if empty:
-        found.append(("only zeros", empty, "the file was never filled"))
-    if found:
         raise ConfigError(
-            f"{where}: got {got} in {listed(names)} of {folder}: {why}; "
-            "the weights as they were trained"
-            for got, names, why in found
+            f"{where}: got {sum(bad.values())} values that are NaN or infinite in "
+            f"{listed(list(bad))} of {folder}: nothing can be computed with them; the weights as "
+            "they were trained"
         )

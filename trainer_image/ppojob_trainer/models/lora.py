@@ -43,8 +43,8 @@ from ppojob_trainer.models.experts import (
     Experts,
     Matrix,
     StackedExperts,
-    cast_matrix,
     mixture_of,
+    product_dtype,
     stacked_product,
 )
 from ppojob_trainer.models.mixtures import STACKS
@@ -137,12 +137,10 @@ class LoraMatrix(Matrix):
     lora: LoraSpec
     is_adapted: bool
 
-    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def forward(self) -> tuple[Tensor, ...]:
         """See `Matrix.forward`; within `adapters_off` the matrix alone."""
-        matrix = super().forward(rows)
-        if not self.is_adapted:
-            return matrix
-        return *matrix, cast_matrix(self.lora_a, rows), cast_matrix(self.lora_b, rows)
+        matrix, own = super().forward(), (self.lora_a, self.lora_b)
+        return (*matrix, *(one.to(product_dtype(one)) for one in own if self.is_adapted))
 
 
 class LoraStacks(StackedExperts):
@@ -303,7 +301,6 @@ def drawn(values: Tensor, seed: int, name: str) -> Tensor:
 
 
 def _stream(seed: int, name: str) -> torch.Generator:
-    """Return a random stream seeded by a name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 

@@ -20,6 +20,7 @@ from ppojob_api.v1alpha1.rollout import JudgeSpec, RolloutSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import (
     HEAD,
+    Sizes,
     count_adapters,
     count_log_partition,
     linear_layers,
@@ -170,10 +171,7 @@ def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> d
 
 
 def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """Return the models and the engine of a rank.
-
-    `parameters` are from `count_parameters`; a role without its own pods holds nothing.
-    """
+    """Return the models and the engine of a rank; `parameters` are from `count_parameters`."""
     spec, living = config.spec, config.topology.living_in(role)
     generates = config.topology.generating.role == role and not spec.algorithm.given
     # With a separate device memory models can be offloaded, and a sleeping engine frees its.
@@ -286,11 +284,33 @@ def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
     sizes = sizes_of(judge.path)
     if sizes is None or FAMILIES[sizes.model_type].has_windows:
         return 0
+    return _WEIGHT_BYTES[judge.dtype] * tokens * cached_per_token(sizes, max(1, gpus))
+
+
+def cached_per_token(sizes: Sizes, ranks: int) -> int:
+    """Return the numbers that a rank of an engine caches for a token: keys and values.
+
+    Layers that reuse an earlier layer's have none. Tensor-parallel ranks share the heads, at least
+    one each, but not the latents of MLA.
+    """
     layers = [sizes.attention(n) for n in range(sizes.layers) if sizes.has_attention(n)]
-    numbers = [2 * max(1, one.key_heads // max(1, gpus)) * one.head_size for one in layers]
     if sizes.mla is not None and not FAMILIES[sizes.model_type].caches_heads:
-        numbers = [sizes.mla.cached for _ in layers]
-    return _WEIGHT_BYTES[judge.dtype] * tokens * sum(numbers)
+        return len(layers) * sizes.mla.cached
+    own = [one for one in layers if one.has_keys]
+    return sum(2 * max(1, one.key_heads // ranks) * one.head_size for one in own)
+
+
+def cached_state_bytes(sizes: Sizes, number_bytes: int, ranks: int) -> int:
+    """Return the bytes that a rank of an engine caches for a row's recurrent states.
+
+    Attention layers count as well: their last block is as large as a state.
+    """
+    if (states := sizes.recurrence) is None:
+        return 0
+    inputs = states.channels * (states.taps - 1) * number_bytes
+    layer = inputs + states.inner * states.key * _WEIGHT_BYTES["float32"]
+    layers = len(states.layers) + sum(map(sizes.has_attention, range(sizes.layers)))
+    return layers * layer // ranks
 
 
 def _model(weights: int, offload: Collection[str], moments: float | None) -> Held:
@@ -333,10 +353,7 @@ def _count_as_stored(lora: LoraSpec | None, count: int, folder: str, dtype: str)
 
 
 def _moments(spec: PPOJobSpec) -> tuple[float | None, float]:
-    """Return the optimizer state of the policy, in weights and in adapters; None if frozen.
-
-    That is moments, and the float32 EMA.
-    """
+    """Return moments and EMA of the policy's weights (None: frozen), and of adapters."""
     moments, average = spec.optimizer.moments, float(spec.model.average_decay is not None)
     if spec.model.lora is not None:
         return None, moments + average

@@ -124,20 +124,14 @@ def expert_tensors(
             yield f"{mixture.block}.experts.{expert}.{matrix}.weight", shape
 
 
-def latent_width(mixture: Mixture | None, config: Mapping[str, Json]) -> int:
-    """Return the width that experts read and write; 0 if it is that of hidden states."""
-    width = config.get(mixture.latent) if mixture and mixture.latent else None
-    return width if isinstance(width, int) else 0
+def layers_beside_experts(
+    mixture: Mixture, *, hidden: int, inner: int, latent: int
+) -> dict[str, tuple[int, int]]:
+    """Return the linear layers of an MoE block besides experts, by their names in a layer.
 
-
-def latent_layers(mixture: Mixture, hidden: int, latent: int) -> dict[str, tuple[int, int]]:
-    """Return the projections to and from the width of experts, if it is not `hidden`."""
-    into, out = (f"{mixture.block}.{name}" for name in LATENT)
-    return {into: (latent, hidden), out: (hidden, latent)} if latent else {}
-
-
-def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of the shared expert, by their names in a layer, if there is one."""
+    Those are of the shared expert, of width `inner` if there is one, and projections to and from
+    the `latent` width of the others, if it is not `hidden`.
+    """
     found = {}
     if mixture.shared and inner:
         at = f"{mixture.block}.{mixture.shared}"
@@ -146,6 +140,9 @@ def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[
         found[f"{at}.down_proj"] = (hidden, inner)
     if mixture.shared_gate:
         found[f"{mixture.block}.{mixture.shared_gate}"] = (1, hidden)
+    if latent:
+        shapes = ((latent, hidden), (hidden, latent))
+        found |= zip((f"{mixture.block}.{name}" for name in LATENT), shapes, strict=True)
     return found
 
 
@@ -160,19 +157,6 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
     if isinstance(experts, int) and not (isinstance(top_k, int) and 0 < top_k <= experts):
         why, allowed = "it is the number of experts per token", f"an integer from 1 to {experts}"
         yield problem(top_k_key(config), why, allowed, ModelReason.BAD_CONFIG)
-    layers, last = config.get("num_hidden_layers"), config.get("moe_layer_end_index", -1)  # ERNIE's
-    if isinstance(layers, int) and last not in (-1, layers - 1):
-        why, allowed = "layers after it would have no experts", f"{layers - 1}, the last layer"
-        yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
-    dense = {**FAMILIES[str(config["model_type"])].defaults, **config}.get(mixture.dense_first, 0)
-    kinds = config.get("mlp_layer_types")
-    if (
-        isinstance(kinds, list)
-        and isinstance(dense, int)
-        and ("sparse" in kinds[:dense] or "dense" in kinds[dense:])
-    ):
-        why, allowed = "only the first layers may be dense", f"{dense} times dense, then sparse"
-        yield problem("mlp_layer_types", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     for key in ("hidden_size", mixture.inner, mixture.latent):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
             why = "grouped matrix products of experts need it aligned"

@@ -6,7 +6,6 @@ special case.
 """
 
 import copy
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -47,7 +46,6 @@ from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
 from ppojob_trainer.models.families import MULTIMODAL
 from ppojob_trainer.models.kinds import CLASSIFIERS, TOKENS
 from ppojob_trainer.models.quantised import SECTION
-from ppojob_trainer.models.towers import TOWERS, tower_config
 
 
 class MiMoConfig(Qwen2Config):  # type: ignore[misc]
@@ -69,10 +67,7 @@ AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True
 
 
 class _LanguageModel:
-    """A decoder with an output layer, as transformers' causal language models are.
-
-    With `tower` in its configuration it contains the tower, under the names of folders.
-    """
+    """A decoder with an output layer, as transformers' causal language models are."""
 
     decoder: ClassVar[Any]
     text_config: ClassVar[type[PreTrainedConfig]]
@@ -83,8 +78,6 @@ class _LanguageModel:
         super().__init__(config)  # type: ignore[call-arg]
         self.model = self.decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if (tower := getattr(config, "tower", None)) is not None:
-            self.visual = TOWERS[tower.model_type](tower)
         self.post_init()  # type: ignore[attr-defined]
 
     def forward(self, *, logits_to_keep: int = 0, **inputs: Any) -> CausalLMOutputWithPast:
@@ -92,15 +85,6 @@ class _LanguageModel:
         output = self.model(**inputs)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
-
-
-class _WithTower:
-    """Mixin of a language model that contains its trained tower."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)  # type: ignore[call-arg]
-        self.visual = TOWERS[config.tower.model_type](config.tower)
-        self.post_init()  # type: ignore[attr-defined]
 
 
 class _ScoringModel:
@@ -121,11 +105,6 @@ class _ScoringModel:
         config.num_labels = 1
         self.score = nn.Linear(config.hidden_size, 1, bias=self.has_bias)
 
-    @classmethod
-    def can_generate(cls) -> bool:
-        """False: it does not generate, whatever the folder's generation_config.json says."""
-        return False
-
 
 def class_of(config: PreTrainedConfig, made_as: str) -> Any:
     """Return the class of a kind of model; for a causal LM transformers' or our own."""
@@ -133,7 +112,7 @@ def class_of(config: PreTrainedConfig, made_as: str) -> Any:
     if made_as not in CLASSIFIERS:
         return causal
     name = causal.__name__.partition("For")[0].removesuffix("LMHeadModel")
-    # transformers finds the family of files by the module's name.
+    # In the module's source transformers looks for what the class supports.
     parts = {"has_bias": made_as == TOKENS, "__module__": causal.__module__}
     return type(f"{name}{made_as}", (_ScoringModel, causal), parts)
 
@@ -143,11 +122,8 @@ def _language_model(
 ) -> Any:
     """Make the class of a language model, and register it with transformers.
 
-    Args:
-        model_type: of its folders.
-        decoder: transformers' class.
-        text_config: configuration class of the equivalent text-only models.
-        fields: additional or changed defaults of the decoder's configuration.
+    `text_config` is of the equivalent text-only models; `fields` are further or changed defaults of
+    the decoder's configuration.
     """
     name = decoder.__name__.replace("_", "").removesuffix("TextModel")
     types = {field: type(default) for field, default in fields.items()}
@@ -180,19 +156,10 @@ _MODELS: Final = (
 LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MODELS}
 
 
-def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrainedConfig:
-    """Return the language model's configuration of a folder, without quantization.
-
-    `with_tower` makes the model contain its vision tower, if the folder has one. Nothing is
-    downloaded.
-    """
+def language_config(folder: Path | str) -> PreTrainedConfig:
+    """Return the language model's configuration of a folder, without quantization or download."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    part = language_part(unquantised(config))
-    if with_tower and part is not config:
-        part.tower = tower_config(config)
-        if config.model_type in MULTIMODAL:
-            part.__class__ = _config_with_tower(type(part))  # type: ignore[arg-type]
-    return part
+    return language_part(unquantised(config))
 
 
 def unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -201,16 +168,6 @@ def unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
         if hasattr(one, SECTION):
             delattr(one, SECTION)
     return config
-
-
-@cache
-def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """Return a configuration class whose models transformers makes with their tower."""
-    base = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
-    own: type[PreTrainedConfig] = type(f"{kind.__name__}WithTower", (kind,), {})
-    model = type(f"{base.__name__}WithTower", (_WithTower, base), {"config_class": own})
-    AutoModelForCausalLM.register(own, model)
-    return own
 
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -253,10 +210,7 @@ def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the language model's section as a model of its own.
-
-    Whether its output layer is tied is what `read_config` has found.
-    """
+    """Return the language model's section as a model of its own, tied as `read_config` says."""
     part: PreTrainedConfig = copy.deepcopy(getattr(config, TEXT_SECTION))
     part.name_or_path = config.name_or_path
     sizes = sizes_of(config.name_or_path)

@@ -142,10 +142,7 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
-    """Quantize the linear layers of the decoder layers, one after the other.
-
-    The model is on the meta device, or has weights, which `device` quantizes.
-    """
+    """Quantize the linear layers of the decoder layers, on the meta device or by `device`."""
     for _, layer in linear_layers(model):
         weight = layer.weight.detach()
         made = quantised(weight if weight.is_meta else weight.to(device))

@@ -44,11 +44,6 @@ class PerLayerSizes:
     layer_embedding: int  # width of per-layer embeddings; 0 without any
     layer_embedding_rows: int  # of their table
 
-    @property
-    def shares_keys(self) -> bool:
-        """Whether some layers share keys and values of others."""
-        return not all(one.has_keys for one in self.attention)
-
     def linear_layers(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Return the linear layers of each decoder layer that read its per-layer embedding."""
         if not self.layer_embedding:

@@ -5,14 +5,11 @@ that iterates over weights sees those of the stage only. With expert parallelism
 are distributed in the same way; stacked experts are sharded instead.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 
 from ppojob_trainer.models.config_files import TOWER, TOWER_NAMES
@@ -81,12 +78,6 @@ class PipelineStage:
         """Whether this is the first rank with this shard of a tensor of its stage."""
         is_first = self.outline is None or self.first_holder(name) == self.ranks.number
         return is_first and is_first_holder(tensor)
-
-    def states_like(self, tokens: int, device: torch.device) -> Tensor:
-        """Return meta hidden states between stages, (1, tokens, h)."""
-        embedding = self.outline.get_input_embeddings().weight
-        width = embedding.shape[1]
-        return torch.empty(1, tokens, width, dtype=embedding.dtype, device=device)
 
 
 def layers_of(stage: int, stages: range, layers: int) -> range:

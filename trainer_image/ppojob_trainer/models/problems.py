@@ -33,11 +33,7 @@ class ModelReason(StrEnum):
 
 
 def read_object(path: Path, reason: ModelReason) -> dict[str, Json] | Problem:
-    """Read a file that holds a JSON object.
-
-    Returns:
-        The object, or the file's problem.
-    """
+    """Read a file that holds a JSON object, or return the file's problem."""
 
     def bad(got: str, why: str, place: str = "") -> Problem:
         return Problem(f"{path}{place}", got, why, "a JSON object", reason)

@@ -40,13 +40,9 @@ class Routes:
         sources: Tensor | None = None,
         attach: Attach | None = None,
     ) -> None:
-        """Begin a pass.
+        """Begin a pass, in which routers choose, or follow the experts `given`, (t, layers, k).
 
-        Args:
-            given: (t, layers, k) on the model's device, of this rank's tokens; None: routers
-                choose.
-            sources: (packed,) int64, index of each token in the rows, see `PackedRows.sources`.
-            attach: adds losses to each layer's router; None for none.
+        `sources` are those of `PackedRows`; `attach` adds losses to each layer's router.
         """
         self.sources = torch.empty(0, dtype=torch.int64) if sources is None else sources
         self._given = given

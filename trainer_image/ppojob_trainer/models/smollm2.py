@@ -84,7 +84,6 @@ def _gguf_file() -> Path:
 
 
 def _write(file: Path, folder: Path) -> None:
-    """Write a Hugging Face folder, with a file that names its source."""
     checkpoint = load_gguf_checkpoint(file)
     config = _config(checkpoint["config"])
     config.save_pretrained(folder)

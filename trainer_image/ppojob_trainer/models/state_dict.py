@@ -51,10 +51,7 @@ def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def plain_weights(
     model: nn.Module, on_device: Callable[[Tensor], Tensor]
 ) -> Callable[[str, Tensor], Tensor]:
-    """Return a function that loads a tensor of `hf_named_tensors` onto its device.
-
-    It dequantizes NF4 matrices, which is a collective if the model is sharded.
-    """
+    """Return a loader of what `hf_named_tensors` yields; of NF4 a collective if it is sharded."""
     quantised = nf4_layers(model)
 
     def plain(name: str, tensor: Tensor) -> Tensor:

@@ -27,11 +27,7 @@ def read_tensor(weights: Weights, name: str) -> Tensor:
 
 
 def read_part(weights: Weights, name: str, box: Box) -> Tensor:
-    """Read a shard of a tensor; float32 if it is quantized.
-
-    Raises:
-        ValueError: the tensor has another shape than that of the box.
-    """
+    """Read a shard of a tensor, float32 if it is quantized; ValueError if it has another shape."""
     if (shape := weights.tensors[name].shape) != box.shape:
         raise ValueError(f"{weights.stored[name]} has shape {shape}: the model needs {box.shape}")
     if box.numel == 0:

@@ -20,60 +20,53 @@ from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
 from ppojob_trainer.models.mixtures import LATENT
 from ppojob_trainer.models.transformers_modules import recurrent_layers
 from ppojob_trainer.parallel.tensor_styles import (
-    BeforeColwise,
     Cut,
     Heads,
-    OfPartialSums,
     OverAllHeads,
-    PartialSums,
-    Rowwise,
     Stacks,
-    StatesToColwise,
-    StatesToPartialSums,
     Style,
     TensorLayer,
     Vocabulary,
 )
 
-COLWISE: Final = Style(
-    TensorLayer, {"weight": "rows", "bias": "rows", A: "partial", B: "rows", M: "rows"}
-)
+COLWISE: Final = Style({"weight": "rows", "bias": "rows", A: "partial", B: "rows", M: "rows"})
 _ROWWISE: Final[Mapping[str, Cut]] = {
     "weight": "columns",
     A: "columns",
     B: "partial",
     M: "partial",
 }
-ROWWISE: Final = Style(Rowwise, _ROWWISE)
+ROWWISE: Final = Style(_ROWWISE, ("output",))
 TRANSPOSED_COLWISE: Final = replace(COLWISE, cuts={**COLWISE.cuts, "weight": "columns"})
 TRANSPOSED_ROWWISE: Final = replace(ROWWISE, cuts={**_ROWWISE, "weight": "rows"})
-VOCABULARY: Final = Style(Vocabulary, {"weight": "rows"})
-REPLICATED: Final = Style(TensorLayer)
-BEFORE_COLWISE: Final = Style(BeforeColwise)
-STATES_TO_COLWISE: Final = Style(StatesToColwise)
-IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "partial"})
+VOCABULARY: Final = Style({"weight": "rows"}, layer=Vocabulary)
+REPLICATED: Final = Style()
+BEFORE_COLWISE: Final = Style(sums=("output gradient",))
+"""Replicated, before column-parallel matrices, of whose input each rank has a partial gradient."""
+STATES_TO_COLWISE: Final = Style(sums=("input gradient",))
+"""Modules whose column-parallel matrices read hidden states without a norm between."""
+IN_EACH_HEAD: Final = Style({"weight": "partial"})
 """Weights shared by all heads, sharded over the ranks."""
-OVER_ALL_HEADS: Final = Style(OverAllHeads, {"weight": "rows"})
+OVER_ALL_HEADS: Final = Style({"weight": "rows"}, layer=OverAllHeads)
 _EVEN: Final = (1, 1)
 """Fused gate_up."""
 
-ROWWISE_PARTIAL: Final = Style(TensorLayer, _ROWWISE)
+ROWWISE_PARTIAL: Final = Style(_ROWWISE)
 """Row-parallel matrices whose partial sums an enclosing module reduces."""
-PARTIAL_SUMS: Final = Style(PartialSums)
-STATES_TO_PARTIAL_SUMS: Final = Style(StatesToPartialSums)
-WEIGHS_PARTIAL_SUMS: Final = Style(
-    TensorLayer, dict.fromkeys(("weight", "bias", A, B, M), "partial")
-)
+PARTIAL_SUMS: Final = Style(sums=("output",))
+"""Modules whose row-parallel matrices leave partial sums."""
+STATES_TO_PARTIAL_SUMS: Final = Style(sums=("input gradient", "output"))
+WEIGHS_PARTIAL_SUMS: Final = Style(dict.fromkeys(("weight", "bias", A, B, M), "partial"))
 """Replicated; its output weighs a partial sum."""
 
 STACKS: Final = Style(
-    Stacks,
     {
         **{"gate_up_proj": "depths", "gate_up_proj_bias": "columns"},
         **{f"gate_up_proj_{A}": "partial", f"gate_up_proj_{B}": "columns"},
         **{"down_proj": "columns", "down_proj_bias": "partial"},
         **{f"down_proj_{A}": "depths", f"down_proj_{B}": "partial"},
     },
+    layer=Stacks,
 )
 """Whose gate and up rows are interleaved."""
 _GATES_FIRST: Final = {"gate_up_proj": _EVEN, f"gate_up_proj_{B}": _EVEN}
@@ -124,9 +117,7 @@ def plan_of(family: Family) -> dict[str, Style]:
         plan |= _PER_LAYER_SIZES
     if family.has_sinks or family.head_counts:
         own: dict[str, Cut] = {"sinks": "rows"} if family.has_sinks else {}
-        plan[f"model.layers.*.{family.attention}"] = Style(
-            TensorLayer, own, counts=family.head_counts
-        )
+        plan[f"model.layers.*.{family.attention}"] = Style(own, counts=family.head_counts)
     if family.recurrence and family.recurrence.is_beside_attention:
         plan[f"model.layers.*.{family.attention}"] = STATES_TO_COLWISE
     if not family.norms:
@@ -156,7 +147,6 @@ def _attention(family: Family) -> dict[str, Style]:
 
 
 def _feed_forward(family: Family) -> dict[str, Style]:
-    """Return the styles of dense feed-forward blocks."""
     if "gate_up_proj" in family.fused:
         return {
             "model.layers.*.mlp.gate_up_proj": _of_several(COLWISE, _EVEN),
@@ -188,7 +178,7 @@ def _numbers(family: Family) -> dict[str, Style]:
         own = cuts.setdefault(owner, {})
         if name in family.trained_scalars:
             own[number] = "partial"
-    return {owner: Style(TensorLayer, own) for owner, own in cuts.items()}
+    return {owner: Style(own) for owner, own in cuts.items()}
 
 
 def _mixture(mixture: Mixture) -> dict[str, Style]:
@@ -223,19 +213,16 @@ def _mixture_of_layers(mixture: Mixture) -> dict[str, Style]:
     plan = {
         "experts": UNTRANSPOSED_STACKS,
         mixture.router: Style(
-            StatesToColwise, dict.fromkeys(("scale", "per_expert_scale"), "partial")
+            dict.fromkeys(("scale", "per_expert_scale"), "partial"), ("input gradient",)
         ),
         f"{mixture.router}.proj": WEIGHS_PARTIAL_SUMS,
-        **{before: BEFORE_COLWISE, beside: REPLICATED, behind: Style(OfPartialSums)},
+        **{before: BEFORE_COLWISE, beside: REPLICATED, behind: Style(sums=("input",))},
     }
     return {f"model.layers.*.{name}": style for name, style in plan.items()}
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """Return the style of each module of a model with parameters, or in its plan.
-
-    Expert-parallel experts have none.
-    """
+    """Return the styles of modules with parameters, or in the plan; not of expert-parallel ones."""
     config: Any = model.config
     family = FAMILIES[config.model_type]
     plan, shared = plan_of(family), _head_layers(family)

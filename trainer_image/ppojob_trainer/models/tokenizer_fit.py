@@ -15,10 +15,7 @@ _SAME: Final = "a model with the policy's tokenizer"
 def check_tokenizer_fit(
     chat: ChatTokenizer, vocabulary: int | None, folder: Path, stop_token_ids: Sequence[int]
 ) -> Iterator[Problem]:
-    """Check that a tokenizer fits the model, whose embedding has `vocabulary` rows, if known.
-
-    `folder` is the tokenizer's; `stop_token_ids` are `spec.rollout.stopTokenIds`.
-    """
+    """Check that a folder's tokenizer fits the model, whose embedding has `vocabulary` rows."""
     where = str(folder / "tokenizer.json")
     yield from _check_vocabulary(where, chat.largest_token_id, vocabulary, "model")
     if not chat.eos_token_ids and not stop_token_ids:
@@ -60,10 +57,7 @@ def check_rows(
 
 
 def check_same_tokens(vocabulary: Mapping[str, int], folder: Path) -> Iterator[Problem]:
-    """Check that a reference has the policy's tokens; `vocabulary` has their ids.
-
-    A folder without a tokenizer is not checked.
-    """
+    """Check that a reference, if it has a tokenizer, has the policy's tokens, by their ids."""
     if not (folder / "tokenizer.json").is_file():
         return
     theirs = read_tokenizer_files(folder, folder, None).tokenizer.get_vocab(with_added_tokens=True)

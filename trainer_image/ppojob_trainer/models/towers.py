@@ -1,10 +1,11 @@
 """Tower classes: vision towers and audio encoders by the type of their configuration."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
@@ -64,14 +65,17 @@ class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
 class _Projected:
     """A tower with its projector to the language model's width; `config` is the whole model's."""
 
+    section: ClassVar = "vision_config"
+    names: ClassVar = ("vision_tower", "multi_modal_projector")  # in files
     projector: ClassVar[Any]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         # Without a dtype transformers takes the section's, and rounds loaded weights to it.
-        dtype = torch.get_default_dtype()
-        self.vision_tower = AutoModel.from_config(config.vision_config, dtype=dtype)
-        self.multi_modal_projector = self.projector(config)
+        own, dtype = getattr(config, self.section), torch.get_default_dtype()
+        parts = AutoModel.from_config(own, dtype=dtype), self.projector(config)
+        for name, part in zip(self.names, parts, strict=True):
+            setattr(self, name, part)
         self.post_init()  # type: ignore[attr-defined]
 
 
@@ -88,40 +92,31 @@ class _OfSquares(_Projected):
 
 
 class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ignore[misc]
-    """The tower of InternVL."""
-
     projector = internvl.InternVLMultiModalProjector
     pixel_shuffle = internvl.InternVLModel.pixel_shuffle
     get_image_features = internvl.InternVLModel.get_image_features
 
 
-class _Mistral3Tower(_Projected, mistral3.Mistral3PreTrainedModel):  # type: ignore[misc]
+class _Pixtral(_Projected):
+    """A tower that reads an image whole."""
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
+        """Return (tokens, h) of an image (1, 3, y, x), with `sizes` its height and width."""
+        encoder, projector = (getattr(self, name) for name in self.names)
+        output = encoder(pixel_values, image_sizes=sizes)
+        output.pooler_output = projector(output.last_hidden_state[0], sizes)
+        return output
+
+
+class _Mistral3Tower(_Pixtral, mistral3.Mistral3PreTrainedModel):  # type: ignore[misc]
     """The tower of Mistral Small 3 and Ministral 3."""
 
     projector = mistral3.Mistral3MultiModalProjector
 
-    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
-        """Return (tokens, h) of an image (1, 3, y, x), with `sizes` its height and width."""
-        output = self.vision_tower(pixel_values, image_sizes=sizes)
-        output.pooler_output = self.multi_modal_projector(output.last_hidden_state[0], sizes)
-        return output
 
-
-class _LightOnTower(lighton_ocr.LightOnOcrPreTrainedModel):  # type: ignore[misc]
-    """The tower of LightOnOCR: that of Mistral Small 3 under other names."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        dtype = torch.get_default_dtype()  # see `_Projected`
-        self.vision_encoder = AutoModel.from_config(config.vision_config, dtype=dtype)
-        self.vision_projection = lighton_ocr.LightOnOcrMultiModalProjector(config)
-        self.post_init()
-
-    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
-        """See `_Mistral3Tower.forward`."""
-        output = self.vision_encoder(pixel_values, image_sizes=sizes)
-        output.pooler_output = self.vision_projection(output.last_hidden_state[0], sizes)
-        return output
+class _LightOnTower(_Pixtral, lighton_ocr.LightOnOcrPreTrainedModel):  # type: ignore[misc]
+    names = ("vision_encoder", "vision_projection")
+    projector = lighton_ocr.LightOnOcrMultiModalProjector
 
 
 class _ResizedPositions(Siglip2VisionEmbeddings):  # type: ignore[misc]
@@ -149,8 +144,6 @@ class _ResizedPositions(Siglip2VisionEmbeddings):  # type: ignore[misc]
 
 
 class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[misc]
-    """The tower of LFM2-VL."""
-
     projector = lfm2_vl.Lfm2VlMultiModalProjector
 
     def __init__(self, config: Any) -> None:
@@ -160,9 +153,7 @@ class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[m
     def forward(self, pixel_values: Tensor, spatial_shapes: Tensor) -> Any:
         """Return (tokens, h) of the tiles of an image, concatenated.
 
-        Args:
-            pixel_values: (n, y x 3) patches of all tiles.
-            spatial_shapes: (tiles, 2) int64, rows and columns of the patches of each.
+        Patches of all tiles are (n, y x 3), and rows and columns of those of each (tiles, 2) int64.
         """
         tokens, lengths = [], spatial_shapes.prod(dim=-1).tolist()
         parts = torch.split(pixel_values, lengths)
@@ -178,8 +169,6 @@ class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[m
 
 
 class _Gemma3Tower(_OfSquares, gemma3.Gemma3PreTrainedModel):  # type: ignore[misc]
-    """The tower of Gemma 3."""
-
     projector = gemma3.Gemma3MultiModalProjector
     get_image_features = gemma3.Gemma3Model.get_image_features
 
@@ -190,15 +179,14 @@ def _unpadded(pixel_values: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
     return pixel_values[:, own], position_ids[:, own]
 
 
-class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
+class _Gemma4Tower(_Projected, gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
     """The tower of Gemma 4, without its audio encoder, which stays in the folder."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
-        self.vision_tower = gemma4.Gemma4VisionModel._from_config(own, dtype=dtype)
-        self.embed_vision = gemma4.Gemma4MultimodalEmbedder(own, config.text_config)
-        self.post_init()
+    names = ("vision_tower", "embed_vision")
+
+    @staticmethod
+    def projector(config: Any) -> Any:
+        return gemma4.Gemma4MultimodalEmbedder(config.vision_config, config.text_config)
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
         """Return (tokens, h) of an image with patches (1, n, 3 y x) at positions (1, n, 2)."""
@@ -246,16 +234,15 @@ class _UnroundedPositions(idefics3.Idefics3VisionEmbeddings):  # type: ignore[mi
         return added
 
 
-class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
+class _Idefics3Tower(_Projected, idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
     """The tower of Idefics3 and SmolVLM, which have equal classes in transformers."""
+
+    names = ("vision_model", "connector")
+    projector = idefics3.Idefics3Connector
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
-        self.vision_model = idefics3.Idefics3VisionTransformer._from_config(own, dtype=dtype)
         self.vision_model.embeddings.__class__ = _UnroundedPositions
-        self.connector = idefics3.Idefics3Connector(config)
-        self.post_init()
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
         """Return (tokens, h) of the tiles (1, n, 3, y, x) of an image, concatenated."""
@@ -264,15 +251,12 @@ class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[misc]
+class _Qwen2AudioTower(_Projected, qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[misc]
     """The audio encoder of Qwen2-Audio."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        dtype = torch.get_default_dtype()  # see `_Projected`
-        self.audio_tower = AutoModel.from_config(config.audio_config, dtype=dtype)
-        self.multi_modal_projector = qwen2_audio.Qwen2AudioMultiModalProjector(config)
-        self.post_init()
+    section = "audio_config"
+    names = ("audio_tower", "multi_modal_projector")
+    projector = qwen2_audio.Qwen2AudioMultiModalProjector
 
     def forward(self, pixel_values: Tensor, frames: Tensor) -> Any:
         """Return (tokens, h) of audio features (1, mel, f), of which the first `frames` are valid.
@@ -309,8 +293,6 @@ class _WithAudio:
 
 
 class _OmniTower(_WithAudio, qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
-    """The tower of Qwen2.5-Omni."""
-
     encoder = qwen2_5_omni.Qwen2_5OmniAudioEncoder
 
 
@@ -355,8 +337,10 @@ TOWERS: Final = {
 }
 
 
-def tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of a model's tower."""
+def new_tower(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Make the tower of a folder's model; its weights are not read."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     config = getattr(config, THINKER, config)
-    own: PreTrainedConfig = config if config.model_type in TOWERS else config.vision_config
-    return own
+    config = config if config.model_type in TOWERS else config.vision_config
+    tower: PreTrainedModel = TOWERS[config.model_type]._from_config(config, dtype=dtype)
+    return tower

@@ -44,7 +44,6 @@ class _Float32Router(nn.Module):
     """Mixin of a router that computes in float32 under autocast too, as engines do."""
 
     def forward(self, states: Tensor, *args: Any) -> Any:
-        """Return the router's output."""
         weight = next(self.parameters())
         states = states.to(torch.promote_types(states.dtype, weight.dtype))  # not all do it
         with torch.autocast(states.device.type, enabled=False):

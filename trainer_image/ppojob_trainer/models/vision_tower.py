@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from torch.nn import functional
+from transformers import PreTrainedModel
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
@@ -20,13 +23,14 @@ from ppojob_trainer.data.media.picture_squares import Splits
 from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
-from ppojob_trainer.models.split_pictures import tower_inputs
 from ppojob_trainer.models.stored_tensors import read_tensor
-from ppojob_trainer.models.towers import TOWERS, tower_config
+from ppojob_trainer.models.towers import new_tower
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import local_part
 
 _ATTRIBUTE: Final = "vision_tower"
+_FILTERS: Final = {2: "bilinear", 3: "bicubic"}
+"""Of `interpolate`, by Pillow's numbers."""
 _PROCESSORS: Final = (
     *("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil"),
     *("GotOcr2ImageProcessorPil", "PixtralImageProcessorPil", "Gemma3ImageProcessorPil"),
@@ -65,16 +69,11 @@ class VisionTower:
         pictures: Sequence[bytes],
         rows: Tensor | None = None,
     ) -> dict[str, Tensor | list[Tensor]]:
-        """Return the language model's inputs for prompts with images.
+        """Return the arguments of transformers' decoder for prompts with images.
 
-        Args:
-            embeddings: (b, t, h) of all tokens.
-            places: (n,) int64, image tokens among the b * t, in order.
-            pictures: encoded images of the prompts in this order, those of each `packed`.
-            rows: (n,) int64, rows of the image features for the places; None for all.
-
-        Returns:
-            Arguments of transformers' decoder.
+        Embeddings are (b, t, h) of all tokens, `places` (n,) int64 the image tokens among the
+        b * t, `pictures` the images of the prompts in this order, those of each `packed`, and
+        `rows` (n,) int64 the rows of their features for the places; None for all.
         """
         files = [file for prompt in pictures for file in unpacked(prompt)]
         features = torch.cat(self.encode(files)).to(embeddings.dtype)
@@ -128,7 +127,6 @@ class VisionTower:
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _processor(self, form: MediaForm) -> Any:
-        """Return transformers' processor of images or audio."""
         if form.processor not in self._processors:
             name = next(name for name in _PROCESSORS if name.startswith(form.processor))
             processor = getattr(transformers, name).from_pretrained(self._folder)
@@ -162,9 +160,8 @@ class VisionTower:
     def _loaded(self) -> nn.Module:
         if self._tower is not None:
             return self._tower
-        config = tower_config(AutoConfig.from_pretrained(self._folder, local_files_only=True))
         with torch.random.fork_rng(devices=[]):
-            tower = TOWERS[config.model_type]._from_config(config, dtype=self._dtype)
+            tower = new_tower(self._folder, self._dtype)
         weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
             if f"{TOWER}{name}" not in weights.files:
@@ -195,3 +192,49 @@ def tower_of(model: nn.Module) -> VisionTower | None:
     """Return the tower of a language model; None if it takes no images."""
     tower: VisionTower | None = getattr(model, _ATTRIBUTE, None)
     return tower
+
+
+def tower_inputs(image: Image.Image, form: Splits) -> dict[str, Tensor]:
+    """Return the inputs of LFM2-VL's tower for a picture, which is cut into tiles.
+
+    transformers has this image processor for torchvision only, which is not installed. These are
+    its numbers to the bit where the CPU has AVX2: there torchvision resizes bytes by PyTorch's
+    `interpolate`, too (transformers 5, `models/lfm2_vl/image_processing_lfm2_vl.py`).
+
+    Returns:
+        `pixel_values`, (n, y x 3) float32 patches of the tiles, row by row, then of the whole
+        picture, and `spatial_shapes`, (tiles, 2) int64 rows and columns of the patches of each.
+    """
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    columns, rows = form.grid(*image.size)
+    across, down = form.whole(*image.size)
+    parts: list[Tensor] = []
+    if rows:
+        large = _resized(pixels, (rows * form.tile, columns * form.tile), form)
+        lines = torch.split(large, form.tile, dim=2)
+        parts += [tile for line in lines for tile in torch.split(line, form.tile, dim=3)]
+    if form.has_whole(rows):
+        parts.append(_resized(pixels, (down * form.unit, across * form.unit), form))
+    shapes = [[side // form.patch for side in one.shape[2:]] for one in parts]
+    patches = torch.cat([_patches(one, form) for one in parts])
+    return {"pixel_values": patches, "spatial_shapes": torch.tensor(shapes)}
+
+
+def _resized(pixels: Tensor, size: tuple[int, int], form: Splits) -> Tensor:
+    """Resize (1, 3, y, x) bytes."""
+    if pixels.shape[2:] == size:
+        return pixels
+    mode = _FILTERS[form.resample]
+    return functional.interpolate(pixels, size, mode=mode, align_corners=False, antialias=True)
+
+
+def _patches(pixels: Tensor, form: Splits) -> Tensor:
+    """Normalize (1, 3, y, x) bytes, and cut them into patches (n, y x 3)."""
+    # In the order of transformers' products.
+    mean, std = (
+        (torch.tensor(one) * (1.0 / form.scale)).view(3, 1, 1) for one in (form.mean, form.std)
+    )
+    values, side = (pixels.float() - mean) / std, form.patch
+    down, across = (length // side for length in values.shape[2:])
+    cut = values.reshape(3, down, side, across, side)
+    return cut.permute(1, 3, 2, 4, 0).reshape(-1, side * side * 3)

@@ -88,7 +88,6 @@ def read_weights(folder: Path) -> Weights:
 
 
 def _add(weights: Weights, path: Path, model_type: str) -> None:
-    """Read the header of one file."""
     try:
         found = read_header(path)
     except BadHeader as bad:

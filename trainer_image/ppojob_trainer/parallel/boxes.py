@@ -5,8 +5,6 @@ fused weight (qkv, gate_up) a tensor-parallel rank has a part of each piece. Che
 and the optimizer use boxes only, so a checkpoint of one layout can be read in any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -61,7 +59,7 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
     """Indices count in the order of ranks; None: as in the tensor, and the box is plain."""
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Box:
+    def whole(cls, shape: tuple[int, ...]) -> "Box":
         """Return the box of a whole tensor."""
         return cls(shape, (0,) * len(shape), shape)
 
@@ -80,7 +78,7 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the slices of a plain box in the whole tensor."""
         return tuple(map(slice, self.start, self.stop))
 
-    def plain(self) -> list[tuple[Box, tuple[slice, ...]]]:
+    def plain(self) -> "list[tuple[Box, tuple[slice, ...]]]":
         """Return the plain boxes that it consists of, each with its slices in this part."""
         everything = (slice(None),) * len(self.shape)
         if self.pieces is None:
@@ -96,7 +94,7 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
                 found.append((Box(self.shape, start, stop), (*everything[:dim], own)))
         return found or [(Box(self.shape, self.start, self.stop), everything)]  # empty
 
-    def assemble(self, part: Callable[[Box], Tensor]) -> Tensor:
+    def assemble(self, part: "Callable[[Box], Tensor]") -> Tensor:
         """Assemble this part from those of its plain boxes."""
         parts = [part(box) for box, _ in self.plain()]
         return torch.cat(parts, self.pieces.dimension) if self.pieces else parts[0]
@@ -105,14 +103,14 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
         """Cut this part out of a whole tensor."""
         return self.assemble(lambda box: values[box.slices])
 
-    def intersect(self, other: Box) -> Box | None:
+    def intersect(self, other: "Box") -> "Box | None":
         """Return the intersection of two plain boxes; None if empty."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         is_empty = any(low >= high for low, high in zip(start, stop, strict=True))
         return None if is_empty else Box(self.shape, start, stop)
 
-    def slices_in(self, outer: Box) -> tuple[slice, ...]:
+    def slices_in(self, outer: "Box") -> tuple[slice, ...]:
         """Return the slices of this part in a larger one."""
         return tuple(
             slice(start - origin, stop - origin)
@@ -128,14 +126,12 @@ def box_of(tensor: Tensor) -> Box:
 
 
 def _coordinate(tensor: DTensor) -> Index:
-    """Return the coordinate of this rank in the mesh of a tensor."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "only ranks of its mesh have a part"
     return tuple(coordinate)
 
 
 def _box_at(tensor: DTensor, coordinate: Index) -> Box:
-    """Return the box of the rank at a coordinate of the mesh."""
     shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
     box = _plain_box(shape, mesh, tensor.placements, coordinate)
     pieces = getattr(tensor, "pieces", None)
@@ -151,10 +147,7 @@ def _plain_box(
 
 
 def is_first_holder(tensor: Tensor) -> bool:
-    """Whether this is the first rank with this shard, so that sums count it only here.
-
-    Always true for a tensor that is no DTensor.
-    """
+    """Whether this is the first rank with this shard, so that sums count it only here."""
     if not isinstance(tensor, DTensor):
         return True
     mesh = tensor.device_mesh

@@ -9,8 +9,6 @@ Gloo does not expose its sockets, so they are found by address. Descriptors are 
 close one, and its number be reused a moment later.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
@@ -53,8 +51,7 @@ class Channel(Link):
     ) -> dict[int, Tensor]:
         """See `Link`. Call it when the peers are ready: the time limit includes waiting for them.
 
-        Raises:
-            ChannelLost: a peer is gone or too slow, or the channel was cut; it is closed then.
+        Raises ChannelLost if a peer is gone or too slow, or the channel was cut; it is closed then.
         """
         reason = "it is closed"
         if self._group is not None:
@@ -95,21 +92,10 @@ def open_channel(
 ) -> Channel:
     """Open a channel with the other members of a key, who must open it within the time limit.
 
-    nccl's watchdog ends the process when an operation exceeds the limit, unless the channel was cut
-    before.
-
-    Args:
-        store: of the first role's world.
-        key: names both attempts and the opening; never reused, since the store keeps the
-            addresses of a failed attempt.
-        member: index of this rank among the ranks of both roles.
-        size: number of ranks of both roles.
-        address: IP address of this pod.
-        device: `cpu` (gloo) or `cuda` (nccl).
-        timeout_seconds: limit of opening and of each operation, for a node that fails silently.
-
-    Raises:
-        ChannelLost: not all members opened it in time.
+    The key names both attempts and the opening, and is never reused, since the store, of the first
+    role's world, keeps the addresses of a failed attempt. The limit holds for each operation too,
+    for a node that fails silently: nccl's watchdog then ends the process, unless the channel was
+    cut before. Raises ChannelLost if not all members opened it in time.
     """
     under_key = PrefixStore(key, store)
     try:

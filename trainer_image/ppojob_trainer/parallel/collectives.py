@@ -56,10 +56,7 @@ def max_over_ranks(world: World, value: int) -> int:
 
 
 def gather_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice]:
-    """Gather the lists of this data-parallel coordinate, and the slice that is this rank's.
-
-    Lists are concatenated in rank order.
-    """
+    """Gather a data-parallel coordinate's lists, in rank order, and this rank's slice."""
     group = world.along(*WITHIN)
     if group is None:
         return list(mine), slice(0, len(mine))

@@ -6,8 +6,6 @@ same rows together and are one *data-parallel coordinate*, whose first rank is i
 experts are distributed over the same ranks in another way, see `ParallelDims.of_experts`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, get_args
@@ -40,7 +38,7 @@ class ParallelDims:
     expert: int = 1  # expert-parallel shares of a layer's experts; not a dimension of the grid
 
     @classmethod
-    def of(cls, layout: TrainingParallelism, ranks: int) -> ParallelDims:
+    def of(cls, layout: TrainingParallelism, ranks: int) -> "ParallelDims":
         """Return the layout of a role: ranks beyond one replica's become replicas."""
         within = layout.pipeline * layout.sequence * layout.tensor
         shard = layout.data_shard or max(1, ranks // within)
@@ -53,7 +51,7 @@ class ParallelDims:
         return prod(self._grid.values())
 
     @property
-    def of_experts(self) -> ParallelDims:
+    def of_experts(self) -> "ParallelDims":
         """Return the layout of the same ranks, in the same order, for experts.
 
         Ranks along `sequence` hold different experts of a layer, ranks along `shard` FSDP shards of

@@ -8,15 +8,15 @@ Tensor-parallel ranks have the same tokens, and each dispatches some of them: th
 tokens, zero for the others, is its partial sum of the layer's output.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppojob_trainer.parallel.linear_map import linear_map
 from ppojob_trainer.parallel.world import World
 
 
@@ -33,7 +33,7 @@ class ExpertRanks:
     tensor: tuple[int, int] = (0, 1)  # index and number of the ranks with the same tokens
 
     @classmethod
-    def of(cls, world: World) -> ExpertRanks:
+    def of(cls, world: World) -> "ExpertRanks":
         """Return the expert-parallel ranks of this rank."""
         group = world.experts
         if group is None:
@@ -54,7 +54,7 @@ class ExpertRanks:
         count = experts // self.size
         return range(self.number * count, (self.number + 1) * count)
 
-    def plan_exchange(self, counts: Tensor) -> RowExchange:
+    def plan_exchange(self, counts: Tensor) -> "RowExchange":
         """Plan the dispatch of rows, (experts,) int64 of which go to each expert; a collective."""
         if self.group is None:
             return RowExchange(counts)
@@ -85,15 +85,15 @@ class RowExchange:
 
     counts: Tensor  # (held experts,) int64, rows that each receives from all ranks
     _order: Tensor | None = None  # received rows, sorted by expert; None without communication
-    _sent: list[int] | None = None  # rows for each rank
-    _received: list[int] | None = None  # rows of each rank
+    _sent: Sequence[int] = ()  # rows for each rank
+    _received: Sequence[int] = ()  # rows of each rank
     _group: dist.ProcessGroup | None = None
 
     def dispatch(self, rows: Tensor) -> Tensor:
         """Send (s, h) of this rank, sorted by all experts; return (r, h), sorted by held ones."""
         if self._order is None:
             return rows
-        return _exchange(rows, self._sent, self._received, self._group)[self._order]
+        return linear_map(rows, self._send, self._send_back)[self._order]
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Return the outputs (r, h) of received rows to their senders: (s, h), in sent order."""
@@ -101,32 +101,15 @@ class RowExchange:
             return outputs
         places = torch.empty_like(self._order)
         places[self._order] = torch.arange(len(self._order), device=outputs.device)
-        return _exchange(outputs[places], self._received, self._sent, self._group)
+        return linear_map(outputs[places], self._send_back, self._send)
 
+    def _send(self, rows: Tensor) -> Tensor:
+        return self._all_to_all(rows, self._sent, self._received)
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all of (s, h) with these numbers of rows; the backward pass returns gradients."""
+    def _send_back(self, rows: Tensor) -> Tensor:
+        return self._all_to_all(rows, self._received, self._sent)
 
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.reverse = received, sent, group
-        return _all_to_all(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _all_to_all(grads[0], *ctx.reverse), None, None, None
-
-
-def _exchange(rows: Tensor, *counts_and_group: Any) -> Tensor:
-    received: Tensor = _Exchange.apply(rows, *counts_and_group)  # type: ignore[no-untyped-call]
-    return received
-
-
-def _all_to_all(
-    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
-) -> Tensor:
-    output = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
-    return output
+    def _all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        output = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(output, rows.contiguous(), received, sent, group=self._group)
+        return output

@@ -9,8 +9,6 @@ With expert parallelism a layer's experts are separate FSDP modules, all-gathere
 with shards of the same experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any, Final, TypeVar

@@ -4,10 +4,7 @@ A link has numbered members. In an exchange every member passes what it sends an
 expects. Streams of named tensors, whose sizes only the sender has, begin with a header of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import prod
 
 import msgspec
 import torch
@@ -21,10 +18,7 @@ BUCKET_BYTES = 64 * 2**20
 
 
 class Link:
-    """A link over a process group: gloo for `cpu`, nccl for `cuda`.
-
-    Without a group this process is its only member.
-    """
+    """A link over a process group, gloo for `cpu`, nccl for `cuda`; None has this member alone."""
 
     def __init__(
         self,
@@ -46,15 +40,8 @@ class Link:
         Bucket `i` of every pair is sent in round `i`. Within a round all receives and sends are
         posted before any is waited for, so no order of members can deadlock.
 
-        Args:
-            outgoing: member -> (bytes,) uint8 in host memory; never this member.
-            incoming: member -> bytes that it sends here, equal to that member's `outgoing`.
-
-        Returns:
-            Member -> (bytes,) uint8 in host memory, for each entry of `incoming`.
-
-        Raises:
-            RuntimeError: the group could not move a bucket within its time limit.
+        Outgoing and returned are (bytes,) uint8 in host memory by member, never this one;
+        `incoming` says how many bytes each sends. Raises RuntimeError after the time limit.
         """
         received = {m: torch.empty(size, dtype=torch.uint8) for m, size in incoming.items()}
         payloads = [*outgoing.values(), *received.values()]
@@ -114,15 +101,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     name: str
     dtype: str
     shape: list[int]
-
-    @property
-    def type(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
-
-    @property
-    def size_bytes(self) -> int:
-        return prod(self.shape) * self.type.itemsize
+    size_bytes: int
 
 
 def send_tensors(
@@ -152,11 +131,7 @@ def send_tensors(
 
 
 def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a member's `send_tensors`, in host memory, in its order.
-
-    Raises:
-        ChannelLost: it is gone.
-    """
+    """Yield the tensors of a member's `send_tensors`, in host memory; raises ChannelLost."""
     decoder = msgspec.msgpack.Decoder(list[_Entry])
     while entries := decoder.decode(exchange_messages(link, {}, [sender])[sender]):
         size = sum(entry.size_bytes for entry in entries)
@@ -166,7 +141,7 @@ def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
             part = flat[start : start + entry.size_bytes]
             start += entry.size_bytes
             # A tensor starts where the one before ends, which may not be aligned for its dtype.
-            yield entry.name, part.clone().view(entry.type).view(entry.shape)
+            yield entry.name, part.clone().view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _buckets(
@@ -188,7 +163,7 @@ def _buckets(
 
 def _send(link: Link, receivers: Collection[int], bucket: list[tuple[str, Tensor]]) -> None:
     entries = [
-        _Entry(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        _Entry(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.nbytes)
         for name, tensor in bucket
     ]
     header = msgspec.msgpack.encode(entries)

@@ -44,10 +44,7 @@ class HostMemory:
                 _bytes_of(storage).copy_(buffer)
 
     def view(self, tensor: Tensor) -> Tensor:
-        """Return a tensor, or this rank's shard, where its bytes are: on host or device.
-
-        Valid until it is offloaded or loaded.
-        """
+        """Return a tensor, or this rank's shard, where its bytes are, until it is moved."""
         part = local_part(tensor)
         buffer = self._offloaded(part.untyped_storage())
         if buffer is None:

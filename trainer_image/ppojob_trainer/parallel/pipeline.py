@@ -12,8 +12,6 @@ before it in the same direction has sent. Each of those has a smaller number, so
 with the smallest number can proceed. Ranks of one stage go through the same passes together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,7 +80,7 @@ class PipelineRanks:
     _lanes: list[_Lane] = field(default_factory=list)  # forward and backward; empty for one stage
 
     @classmethod
-    def of(cls, world: World) -> PipelineRanks:
+    def of(cls, world: World) -> "PipelineRanks":
         """Return the pipeline of this rank."""
         number, size = world.dims.place(world.rank, "pipeline")
         groups = world.along("pipeline"), world.back

@@ -8,17 +8,15 @@ Legend: S ranks, T packed tokens, t = T / S, H query heads, K key heads, K' the 
 multiple of K and S, D head size.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppojob_trainer.parallel.linear_map import linear_map
 from ppojob_trainer.parallel.world import World
 
 
@@ -35,7 +33,7 @@ class SequenceRanks:
     group: dist.ProcessGroup | None = None  # None for one rank
 
     @classmethod
-    def of(cls, world: World) -> SequenceRanks:
+    def of(cls, world: World) -> "SequenceRanks":
         """Return the sequence-parallel ranks of this rank."""
         group = world.along("sequence")
         return cls() if group is None else cls(group.rank(), group.size(), group)
@@ -91,8 +89,13 @@ class SequenceRanks:
         """All-reduce the values; the gradient is all-reduced too."""
         if self.size == 1:
             return values
-        total: Tensor = _Symmetric.apply(values, _all_reduce, self.group)  # type: ignore[no-untyped-call]
-        return total
+
+        def total(values: Tensor) -> Tensor:
+            summed = values.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(summed, group=self.group)
+            return summed
+
+        return linear_map(values, total, total)
 
     def gather_at(self, values: Tensor, places: Tensor, total: int) -> Tensor:
         """All-gather the values (n, ...) of all ranks to their places: (total, ...).
@@ -102,65 +105,27 @@ class SequenceRanks:
         """
         if self.size == 1:
             return values
-        gathered: Tensor = _GatherAt.apply(values, places, total, self.group)  # type: ignore[no-untyped-call]
-        return gathered
+
+        def gather(values: Tensor) -> Tensor:
+            gathered = values.new_zeros(total, *values.shape[1:])
+            gathered[places] = values
+            dist.all_reduce(gathered, group=self.group)  # a value plus zeros: no rounding
+            return gathered
+
+        return linear_map(values, gather, lambda grad: grad[places])
 
 
 ALONE: Final = SequenceRanks()
 """A rank that has all tokens."""
 
 
-class _Symmetric(torch.autograd.Function):
-    """A collective whose backward pass is the same collective."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor,
-        collective: Callable[[Tensor, dist.ProcessGroup], Tensor],
-        group: dist.ProcessGroup,
-    ) -> Tensor:
-        ctx.collective, ctx.group = collective, group
-        return collective(values, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.collective(grads[0], ctx.group), None, None
-
-
 def _exchange(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """All-to-all (S, ...): part i goes to rank i."""
-    received: Tensor = _Symmetric.apply(parts, _all_to_all, group)  # type: ignore[no-untyped-call]
-    return received
 
+    def exchange(parts: Tensor) -> Tensor:
+        sent = parts.contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return received
 
-def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    sent = parts.contiguous()
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return received
-
-
-def _all_reduce(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = values.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class _GatherAt(torch.autograd.Function):
-    """See `SequenceRanks.gather_at`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.save_for_backward(places)
-        gathered = values.new_zeros(total, *values.shape[1:])
-        gathered[places] = values
-        dist.all_reduce(gathered, group=group)  # a value plus zeros: no rounding
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (places,) = ctx.saved_tensors
-        return grads[0][places], None, None, None
+    return linear_map(parts, exchange, exchange)

@@ -10,8 +10,6 @@ further; while a layer computes it sees this rank's shards as plain tensors. Cod
 need not know of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -30,7 +28,8 @@ from torch.distributed.tensor import (
 )
 from torch.nn import functional
 
-from ppojob_trainer.parallel.boxes import Pieces, box_of
+from ppojob_trainer.parallel.boxes import Pieces, box_of, local_part
+from ppojob_trainer.parallel.linear_map import linear_map
 
 Cut = Literal["rows", "columns", "depths", "partial"]
 """How a parameter is distributed: sharded by its first, second or third dimension, or replicated
@@ -38,6 +37,8 @@ with a partial sum of its gradient.
 
 Parameters without an entry are replicated, with equal gradients.
 """
+
+Sum = Literal["input", "input gradient", "output", "output gradient"]
 
 _PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {
     "rows": Shard(0),
@@ -48,32 +49,51 @@ _PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a layer is sharded, and which all-reduces surround it.
+    """How a layer is sharded, and which all-reduces surround it."""
 
-    Attributes:
-        layer: the class that it becomes.
-        cuts: distribution of its parameters, by name.
-        shares: relative lengths of the pieces of fused parameters along the sharded dimension.
-        counts: attributes of the module, or of its `config.`, to divide by the ranks.
-        head: width of the heads that its outputs are, if a rank needs whole ones; else 0.
-    """
-
-    layer: type[TensorLayer]
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    cuts: Mapping[str, Cut] = field(default_factory=dict)  # distribution of parameters, by name
+    # What is all-reduced: the states that the layer gets, the first of its outputs, or the gradient
+    # of either. A bias is added after the output's.
+    sums: tuple[Sum, ...] = ()
+    layer: "type[TensorLayer] | None" = None  # the class that it becomes; None: `TensorLayer`
+    # Relative lengths of the pieces of fused parameters along the sharded dimension.
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    counts: tuple[str, ...] = ()
-    head: int = 0
+    counts: tuple[str, ...] = ()  # attributes of the module, or its `config.`, to divide by ranks
+    head: int = 0  # width of the heads that its outputs are, if a rank needs whole ones; else 0
 
 
 class TensorLayer(nn.Module):
-    """Mixin before a layer's own class: column-parallel, or replicated."""
+    """Mixin before a layer's own class, with the all-reduces of its style around it."""
 
-    style: Style
+    style: Style = Style()  # that of modules made anew for their buffers
     ranks: DeviceMesh  # the tensor-parallel ranks
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Run the layer's own forward with this rank's shards of its weights."""
-        return self._compute(*inputs, **options)
+        if not self.style.sums:
+            return self._compute(*inputs, **options)
+        if inputs:
+            inputs = (self._reduced(inputs[0], "input"), *inputs[1:])
+        else:
+            options["hidden_states"] = self._reduced(options["hidden_states"], "input")
+        if "output" not in self.style.sums:
+            return self._reduced(self._compute(*inputs, **options), "output")
+        said, bias = self._compute(*inputs, absent="bias", **options), self._part("bias")
+        first, *others = said if isinstance(said, tuple) else (said,)
+        output = self._reduced(first, "output")
+        output = output if bias is None else output + bias.to(output.dtype)
+        return (output, *others) if others else output
+
+    def _reduced(self, states: Tensor, end: Literal["input", "output"]) -> Tensor:
+        """All-reduce the states at an end of the layer, and their gradient, as its style says."""
+        if end in self.style.sums:
+            states = linear_map(states, self._sum, lambda grad: grad)
+        if f"{end} gradient" in self.style.sums:
+            states = linear_map(states, lambda own: own.view_as(own), self._sum)
+        return states
+
+    def _sum(self, partial: Tensor) -> Tensor:
+        return summed(partial, self.ranks)
 
     def _compute(self, *inputs: Any, absent: str = "", **options: Any) -> Any:
         """Swap shards for parameters, as torch's `functional_call` does, and compute."""
@@ -87,33 +107,11 @@ class TensorLayer(nn.Module):
 
     def _part(self, name: str) -> Any:
         """Return this rank's shard of a parameter; None if the layer has none of that name."""
-        parameter, cut = self._parameters[name], self.style.cuts.get(name)
+        parameter, cut = self._parameters.get(name), self.style.cuts.get(name)
         if parameter is None:
             return None
         assert isinstance(parameter, DTensor), "cut_layers has made it one"
         return parameter.to_local(grad_placements=[Partial()] if cut == "partial" else None)
-
-
-class BeforeColwise(TensorLayer):
-    """A replicated layer before column-parallel matrices."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """All-reduce the gradient of its outputs once: each rank has a partial sum."""
-        output: Tensor = _SumOfGradients.apply(self._compute(input), self.ranks)  # type: ignore[no-untyped-call]
-        return output
-
-
-class StatesToColwise(TensorLayer):
-    """A module whose column-parallel matrices read hidden states without a norm between."""
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """All-reduce the gradient of its states, given first or by name, as `BeforeColwise`."""
-        if inputs:
-            inputs = (_SumOfGradients.apply(inputs[0], self.ranks), *inputs[1:])  # type: ignore[no-untyped-call]
-        else:
-            states = _SumOfGradients.apply(options["hidden_states"], self.ranks)  # type: ignore[no-untyped-call]
-            options = {**options, "hidden_states": states}
-        return self._compute(*inputs, **options)
 
 
 class Heads(TensorLayer):
@@ -142,53 +140,10 @@ class OverAllHeads(TensorLayer):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Run the own class's forward with the mean of squares over all ranks' heads."""
         own = input.float().square().mean(-1, keepdim=True)
-        total = _Sum.apply(own, self.ranks)  # type: ignore[no-untyped-call]
-        mean = _SumOfGradients.apply(total, self.ranks) / self.ranks.size()  # type: ignore[no-untyped-call]
+        mean = linear_map(own, self._sum, self._sum) / self.ranks.size()
         said: Tensor = self._compute(input)
         ratio = ((own + self.variance_epsilon) / (mean + self.variance_epsilon)).sqrt()
         return _whole_heads((said * ratio).to(said.dtype), self.style.head, self.ranks)
-
-
-class Rowwise(TensorLayer):
-    """A row-parallel linear layer (weight sharded by input columns)."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Add the bias once, after the all-reduce."""
-        partial, bias = self._compute(input, absent="bias"), self._part("bias")
-        output: Tensor = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
-        return output if bias is None else output + bias.to(output.dtype)
-
-
-class PartialSums(TensorLayer):
-    """A module whose row-parallel layers leave partial sums, all-reduced once at its end."""
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Inputs are replicated; outputs other than the first are too."""
-        return _with_sum(self._compute(*inputs, **options), self.ranks)
-
-
-class StatesToPartialSums(StatesToColwise):
-    """Such a module whose column-parallel matrices read hidden states without a norm between."""
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """As `StatesToColwise`, and then as `PartialSums`."""
-        return _with_sum(super().forward(*inputs, **options), self.ranks)
-
-
-def _with_sum(said: Any, ranks: DeviceMesh) -> Any:
-    """All-reduce an output, or the first of several."""
-    partial, *others = said if isinstance(said, tuple) else (said,)
-    output = _Sum.apply(partial, ranks)  # type: ignore[no-untyped-call]
-    return (output, *others) if others else output
-
-
-class OfPartialSums(TensorLayer):
-    """A replicated layer whose input is a partial sum."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """All-reduce the input first."""
-        output: Tensor = self._compute(_Sum.apply(input, self.ranks))  # type: ignore[no-untyped-call]
-        return output
 
 
 class Stacks(TensorLayer):
@@ -215,7 +170,7 @@ class Vocabulary(TensorLayer):
         is_here = (places >= 0) & (places < len(weight))
         rows = functional.embedding(places.where(is_here, 0), weight, padding)
         partial = rows.masked_fill(~is_here[..., None], 0.0)
-        output: Tensor = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
+        output = linear_map(partial, self._sum, lambda grad: grad)
         scale = getattr(self, "embed_scale", None)  # Gemma's
         return output if scale is None else output * scale.to(output.dtype)
 
@@ -226,9 +181,7 @@ def cut_layers(
     """Shard the layers of a model on the meta device, each by its style.
 
     Styles are by module name; layers without one stay as they are. A tied parameter stays tied.
-
-    Returns:
-        The pieces of fused parameters, by name.
+    Returns the pieces of fused parameters, by name.
     """
     cut: dict[nn.Parameter, nn.Parameter] = {}
     pieces: dict[str, Pieces] = {}
@@ -248,7 +201,7 @@ def cut_layers(
                 pieces[f"{name}.{key}"] = Pieces(placement.dim, sizes, ranks.size())
         for count in style.counts:
             _share(layer, count, ranks.size())
-        kind = style.layer
+        kind = style.layer or TensorLayer
         layer.__class__ = type(f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {})
         layer.style, layer.ranks = style, ranks
     return pieces
@@ -262,7 +215,6 @@ class _ConfigView:
         setattr(self, name, share)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the current value of any other attribute."""
         return getattr(self._config, name)
 
 
@@ -277,31 +229,6 @@ def _share(module: Any, count: str, ranks: int) -> None:
         setattr(module, name, share)
 
 
-class _Sum(torch.autograd.Function):
-    """All-reduce in the forward pass, identity in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, ranks: DeviceMesh) -> Tensor:
-        return summed(partial, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None
-
-
-class _SumOfGradients(torch.autograd.Function):
-    """Identity in the forward pass, all-reduce in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: DeviceMesh) -> Tensor:
-        ctx.ranks = ranks
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return summed(grads[0], ctx.ranks), None
-
-
 def _whole_heads(part: Tensor, width: int, ranks: DeviceMesh) -> Tensor:
     """Gather a head (..., width) from n neighbours that each have (..., width / n) of it.
 
@@ -311,30 +238,17 @@ def _whole_heads(part: Tensor, width: int, ranks: DeviceMesh) -> Tensor:
     sharing = width // part.shape[-1]
     if sharing <= 1:
         return part
-    parts: Tensor = _Exchange.apply(part.expand(sharing, *part.shape), ranks)  # type: ignore[no-untyped-call]
+
+    def exchange(parts: Tensor) -> Tensor:  # (n, ...): part i goes to the i-th neighbour
+        sent = parts.contiguous()
+        arrived = torch.empty_like(sent)
+        first = ranks.get_local_rank() // sharing * sharing
+        counts = [int(first <= rank < first + sharing) for rank in range(ranks.size())]
+        dist.all_to_all_single(arrived, sent, counts, counts, group=ranks.get_group())
+        return arrived
+
+    parts = linear_map(part.expand(sharing, *part.shape), exchange, exchange)
     return parts.movedim(0, -2).flatten(-2)
-
-
-class _Exchange(torch.autograd.Function):
-    """All-to-all (n, ...) of n neighbours in both passes: part i goes to the i-th of them."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, ranks: DeviceMesh) -> Tensor:
-        ctx.ranks = ranks
-        return _exchanged(parts, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchanged(grads[0], ctx.ranks), None
-
-
-def _exchanged(parts: Tensor, ranks: DeviceMesh) -> Tensor:
-    sent = parts.contiguous()
-    arrived, sharing = torch.empty_like(sent), len(sent)
-    first = ranks.get_local_rank() // sharing * sharing
-    counts = [int(first <= rank < first + sharing) for rank in range(ranks.size())]
-    dist.all_to_all_single(arrived, sent, counts, counts, group=ranks.get_group())
-    return arrived
 
 
 def summed(partial: Tensor, ranks: DeviceMesh) -> Tensor:
@@ -342,3 +256,47 @@ def summed(partial: Tensor, ranks: DeviceMesh) -> Tensor:
     total = partial.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=ranks.get_group())
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyShard:
+    """The tokens of this rank's shard of an output layer; all of them if it is not sharded."""
+
+    size: int  # of the whole vocabulary
+    first: int = 0  # first token
+    ranks: DeviceMesh | None = None  # of all shards; None if not sharded
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "VocabularyShard":
+        """Return the shard of a matrix (V, h), sharded by rows or not."""
+        if not isinstance(weight, DTensor):
+            return cls(weight.shape[0])
+        return cls(weight.shape[0], box_of(weight).start[0], weight.device_mesh)
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """All-gather (...) in rank order: (ranks, ...)."""
+        if self.ranks is None:
+            return values[None]
+        parts = [torch.empty_like(values) for _ in range(self.ranks.size())]
+        dist.all_gather(parts, values, group=self.ranks.get_group())
+        return torch.stack(parts)
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """All-reduce (...)."""
+        return values if self.ranks is None else summed(values, self.ranks)
+
+
+def with_column(weight: Tensor, column: Tensor) -> Tensor:
+    """Append a column (V,) to an output layer's matrix (V, h), both sharded by rows or not."""
+    both = torch.cat([local_part(weight), local_part(column)[:, None]], dim=1)
+    if not isinstance(weight, DTensor):
+        return both
+    rows, columns = weight.shape[0], both.shape[1]
+    return DTensor.from_local(
+        both,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=torch.Size((rows, columns)),
+        stride=(columns, 1),
+    )

@@ -5,8 +5,6 @@ no other role may be in it. Rank 0 serves its store, which ends with the attempt
 its ranks, if the layout has any, are opened with it.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +92,7 @@ class World:
         return self.engine is None or self.engine.rank() == 0
 
     @classmethod
-    def alone(cls, device: torch.device | str = "cpu") -> World:
+    def alone(cls, device: torch.device | str = "cpu") -> "World":
         """Return the world of a single rank, without a process group."""
         return cls(0, 1, torch.device(device), None, HashStore())
 
@@ -129,19 +127,12 @@ def open_world(
     open_seconds: float = 300.0,
     operation_seconds: float = 600.0,
 ) -> Iterator[World]:
-    """Join the world of a role; it ends with the block.
+    """Join the world of a role, over gloo or nccl; it ends with the block.
 
-    Args:
-        rank: of this process.
-        size: ranks of the role.
-        device: `cpu` (gloo) or `cuda:<index>` (nccl).
-        dims: the layout of the role; None: FSDP over all ranks.
-        engine_ranks: number of neighbours that share a rollout engine.
-        address: of this pod; gloo and the store bind only to it, since pods on one machine
-            share the ports.
-        rendezvous: the store; None for one rank, unless other roles connect to it.
-        open_seconds: how long to wait for rank 0.
-        operation_seconds: limit of one collective.
+    Without `dims` all ranks share a model by FSDP. `engine_ranks` neighbours share a rollout
+    engine. Gloo and the store bind only to the address of the pod, since pods on one machine share
+    the ports. One rank needs no rendezvous, unless other roles connect to it. `open_seconds` is how
+    long to wait for rank 0, `operation_seconds` the limit of one collective.
 
     Raises:
         WorldNotOpen: rank 0 did not open the store in time, or its port is taken.

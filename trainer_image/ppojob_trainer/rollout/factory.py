@@ -10,10 +10,7 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.rollout.protocol import (
-    DTYPES,
-    RolloutEngine,
-)
+from ppojob_trainer.rollout.protocol import DTYPES, RolloutEngine
 
 
 def build_engine(
@@ -49,9 +46,9 @@ def build_engine(
         )
     assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     from ppojob_trainer.models.families import FAMILIES
-    from ppojob_trainer.models.load import quiet_loading
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.model_classes import language_config
     from ppojob_trainer.models.transformers_modules import unify_modules
@@ -67,12 +64,14 @@ def build_engine(
         "attn_implementation": "eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
         "trust_remote_code": False,
     }
-    with quiet_loading():
-        # Only `load_model` reads files of quantised weights.
-        if read_weights(model_folder).form is not None:
-            model = AutoModelForCausalLM.from_config(**options).eval()
-        else:
-            model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
+    # Only `load_model` reads files of quantised weights.
+    if read_weights(model_folder).form is not None:
+        model = AutoModelForCausalLM.from_config(**options).eval()
+    else:
+        before = logging.get_verbosity()
+        logging.set_verbosity_error()  # its warnings are about weights that come later
+        model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
+        logging.set_verbosity(before)
     unify_modules(model)
     if lora is not None:
         add_adapters(model, lora)

@@ -42,8 +42,6 @@ get_checkpoint_conversion_mapping("")
 
 @dataclass(slots=True)
 class _Row:
-    """A request in flight."""
-
     number: int  # of submission
     request: Request
     uniforms: Tensor  # (max_tokens,) float64

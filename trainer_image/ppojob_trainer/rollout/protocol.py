@@ -119,10 +119,7 @@ def lost_requests(request_ids: Sequence[str]) -> RolloutError:
 
 
 class RolloutEngine:
-    """A rollout engine; this base class generates nothing, as in ranks without an engine.
-
-    Methods are called from one thread.
-    """
+    """A rollout engine, called from one thread; this base class generates nothing."""
 
     policy_version = 0
     """Version of the last `load_weights`."""

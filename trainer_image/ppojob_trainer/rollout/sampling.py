@@ -106,10 +106,7 @@ def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams])
 
 
 def cumulative_sum(values: Tensor) -> Tensor:
-    """Return cumulative sums of `(rows, n)` values, in a fixed order.
-
-    Torch's `cumsum` is nondeterministic on GPUs.
-    """
+    """Return cumulative sums of `(rows, n)` in a fixed order, unlike torch's `cumsum` on GPUs."""
     return _sum_in_blocks(values) if values.is_cuda else values.cumsum(dim=-1)
 
 

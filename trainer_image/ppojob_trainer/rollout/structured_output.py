@@ -78,9 +78,8 @@ class GrammarMatcher:
             if not self.has_ended:
                 self._matcher.consume_token(token)
 
-    def rollback(self, count: int) -> None:
-        """Go back by so many tokens."""
-        self._matcher.rollback(count - self.has_ended)
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens - self.has_ended)
         self.has_ended = False
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
@@ -137,10 +136,7 @@ def _tokenizer(chat: ChatTokenizer) -> LLTokenizer:
 
 
 def _text(spec: StructuredOutputSpec) -> str:
-    """Return a form in llguidance's notation, not validated.
-
-    ValueError if a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
-    """
+    """Return a form in llguidance's notation; ValueError if it is no JSON, Lark or GBNF."""
     if spec.regex is not None:
         return LLMatcher.grammar_from_regex(spec.regex)
     if spec.choices is not None:

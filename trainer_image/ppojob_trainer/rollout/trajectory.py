@@ -24,7 +24,6 @@ class Segment:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is trained on."""
         return self.policy_version is not None
 
     @property

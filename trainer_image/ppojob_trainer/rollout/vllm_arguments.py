@@ -18,20 +18,12 @@ from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.architectures import sizes_by
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.memory import cached_per_token, cached_state_bytes
 from ppojob_trainer.models.model_classes import language_part, text_config, unquantised
-from ppojob_trainer.rollout import (
-    engine_corrections,
-    vllm_bidirectional,
-    vllm_drafts,
-    vllm_models,
-)
-from ppojob_trainer.rollout.checkpoint_names import (
-    has_states,
-    key_value_bytes_per_token,
-    state_bytes,
-)
+from ppojob_trainer.rollout import engine_corrections, vllm_bidirectional, vllm_drafts, vllm_models
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
 from ppojob_trainer.rollout.vllm_models import UnfusedQwen3Next
@@ -146,15 +138,16 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
 
 def _keeps_states(config: PreTrainedConfig) -> bool:
     """Whether layers of a known model keep a recurrent state."""
-    return config.model_type in FAMILIES and has_states(config)
+    return config.model_type in FAMILIES and sizes_by(config.to_dict()).recurrence is not None
 
 
 def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig) -> int:
     """Return the cache size: all rows at full length within the limit, but at least one row."""
     blocks = -(-length // _CPU_BLOCK_TOKENS)
-    dtype, tensor = DTYPES[rollout.dtype], rollout.parallelism.tensor
-    per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, dtype, tensor)
-    per_row += state_bytes(config, dtype, tensor)
+    size, tensor = DTYPES[rollout.dtype].itemsize, rollout.parallelism.tensor
+    sizes = sizes_by(config.to_dict())
+    per_row = blocks * _CPU_BLOCK_TOKENS * cached_per_token(sizes, tensor) * size
+    per_row += cached_state_bytes(sizes, size, tensor)
     # vLLM keeps one block for itself.
     rows = rollout.max_sequences + 1
     return max(min(rows * per_row, _CPU_KV_CACHE_BYTES), 2 * per_row)
@@ -227,10 +220,7 @@ class _ExternalRank(ExecutorWithExternalLauncher):  # type: ignore[misc]
 def model_config(
     config: PreTrainedConfig, changes: Mapping[str, Json], form: MediaForm | None
 ) -> PreTrainedConfig:
-    """Return the configuration from which vLLM builds its model.
-
-    `form` is the format of its images; None for text models.
-    """
+    """Return the configuration of vLLM's model; `form` is that of its images, None for text."""
     has_images, config = form is not None, unquantised(config)
     part = language_part(config) if has_images else text_config(config)
     settings = {} if has_images else engine_corrections.settings(part)

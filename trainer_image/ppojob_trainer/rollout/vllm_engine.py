@@ -96,8 +96,6 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(slots=True)
 class _Row:
-    """A request in flight."""
-
     number: int  # of submission
     request: Request
     vllm_id: str
@@ -176,10 +174,7 @@ class VllmEngine(RolloutEngine):
         self.sleep()
 
     def _media_form(self, model_folder: Path) -> MediaForm | None:
-        """Return the format of the model's images; None for text models.
-
-        Images with bidirectional attention are not supported on a GPU (`data.media.picture_forms`).
-        """
+        """Return the format of images that the model takes on this device; None for text models."""
         form = read_form(model_folder)
         return None if form is None or (form.sees_ahead and not self._on_cpu) else form
 

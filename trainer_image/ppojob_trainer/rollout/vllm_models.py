@@ -41,6 +41,10 @@ from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
 
+_DYNAMIC = {
+    **dict.fromkeys(("input_ids", "intermediate_tensors", "inputs_embeds"), 0),
+    "positions": -1,  # of pictures, in three rows
+}
 _FUSED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
 
 
@@ -57,14 +61,7 @@ def build_parts(
     model.make_empty_intermediate_tensors = model.model.make_empty_intermediate_tensors
 
 
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": 0,
-        "positions": -1,  # positions of pictures, in three rows
-        "intermediate_tensors": 0,
-        "inputs_embeds": 0,
-    }
-)
+@support_torch_compile(dynamic_arg_dims=_DYNAMIC)
 class _Model(Qwen3NextModel):  # type: ignore[misc]
     """Qwen3-Next's model with three position axes."""
 
@@ -108,8 +105,6 @@ def _fuse(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
-    """Limits of images, for vLLM."""
-
     def get_supported_mm_limits(self) -> Mapping[str, None]:
         return {"image": None}
 
@@ -249,15 +244,7 @@ class _DeepstackDecoder:
         return self.norm(states, residual)[0]
 
 
-_compiled = support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": 0,
-        "positions": -1,
-        "intermediate_tensors": 0,
-        "inputs_embeds": 0,
-        "deep_features": 0,
-    }
-)
+_compiled = support_torch_compile(dynamic_arg_dims={**_DYNAMIC, "deep_features": 0})
 
 
 @_compiled

@@ -68,37 +68,28 @@ def constrain(engine: LLMEngine, vllm_id: str, grammar: Grammar) -> None:
         manager._grammar_bitmask = torch.zeros(places, words, dtype=torch.int32)
     request = core.scheduler.requests[vllm_id]
     params = StructuredOutputsParams(grammar=grammar.text)
-    request.structured_output_request = StructuredOutputRequest(
-        params, _Matching(grammar.matcher())
-    )
+    request.structured_output_request = StructuredOutputRequest(params, _Matching(grammar))
 
 
-class _Matching(StructuredOutputGrammar):  # type: ignore[misc]
-    """A matcher with the interface of vLLM's scheduler."""
-
-    def __init__(self, matcher: GrammarMatcher) -> None:
-        self._matcher = matcher
+class _Matching(GrammarMatcher, StructuredOutputGrammar):  # type: ignore[misc]
+    """A matcher with the interface of vLLM's scheduler, which has `rollback` too."""
 
     def fill_bitmask(self, bitmask: Tensor, idx: int) -> None:
         """Write the mask of the next token, in a row of `bitmask`, (places, words) int32."""
         row = bitmask[idx].numpy().view("uint8")
-        row[:] = self._matcher.allowed(len(row))
+        row[:] = self.allowed(len(row))
 
     def accept_tokens(self, _: str, tokens: list[int]) -> bool:
         """Go on by tokens that were sampled from masked logits."""
-        self._matcher.advance(tokens)
+        self.advance(tokens)
         return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """Return the first of some drafts, as far as they have the form."""
-        return tokens[: self._matcher.count_allowed(tokens)]
-
-    def rollback(self, num_tokens: int) -> None:
-        """Go back by so many tokens."""
-        self._matcher.rollback(num_tokens)
+        return tokens[: self.count_allowed(tokens)]
 
     def is_terminated(self) -> bool:
-        return self._matcher.has_ended
+        return self.has_ended
 
     def reset(self) -> None:
         """Do nothing: vLLM never asks."""

@@ -4,6 +4,7 @@ vLLM's reload replaces what is loaded through its layers' loaders. Some models w
 on the CPU some layers keep an earlier packed copy.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -24,11 +25,17 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.models.adapter_names import LAYERS, is_adapter, peft_name
-from ppojob_trainer.models.architectures import EMBEDDING, HEAD
+from ppojob_trainer.models.architectures import (
+    EMBEDDING,
+    HEAD,
+    adapter_shapes,
+    backbone_tensors,
+    sizes_by,
+)
 from ppojob_trainer.models.config_files import file_name
 from ppojob_trainer.models.family import CORRECTION, Mixture
+from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
-from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
 
 # The only set of adapters.
@@ -50,9 +57,10 @@ class EngineWeights:
     def __init__(
         self, config: PreTrainedConfig, lora: LoraSpec | None, dtype: torch.dtype, *, on_cpu: bool
     ) -> None:
-        self._names = checkpoint_names(config)
+        sizes = sizes_by(config.to_dict())
+        self._names = frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
         self._lora = lora
-        self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
+        self.adapter_names = frozenset({} if lora is None else adapter_shapes(sizes, lora))
         self._is_tied = bool(getattr(config, "tie_word_embeddings", False))
         self._mixture, self._model_type = mixture_in(config.to_dict()), config.model_type
         # What vLLM's loaders leave out: sinks, and Laguna's bias, as they know only experts' names.
@@ -65,68 +73,61 @@ class EngineWeights:
         first = next(tensors, ("no tensor", torch.empty(0)))
         has_adapters_alone = self.is_loaded and is_adapter(first[0])
         names = self.adapter_names | (frozenset() if has_adapters_alone else self._names)
-        given = self._checked(chain([first], tensors), names)
-        adapters: dict[str, Tensor] = {}
-        apart: dict[str, Tensor] = {}
+        stored: dict[str, Tensor] = {}
+        weights = self._checked(chain([first], tensors), names, stored)
         if has_adapters_alone:
-            adapters.update(given)
+            deque(weights, maxlen=0)
         else:
             engine.apply_model(_name_loaders)
             if self._on_cpu:
                 engine.apply_model(_reset_packed_experts)
                 engine.apply_model(_apply_selection_bias)
-            weights = _weights_of(given, adapters, apart, self._apart)
             weights = _by_expert(weights, self._mixture)
             if self._is_tied and any(
                 engine.apply_model(lambda model: HEAD in dict(model.named_parameters()))
             ):
-                weights = _with_head(weights)
+                heads = {EMBEDDING: (EMBEDDING, HEAD)}
+                weights = ((own, one) for name, one in weights for own in heads.get(name, (name,)))
             weights = ((file_name(name, self._model_type), one) for name, one in weights)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             engine.apply_model(_repack_tied_heads)
             engine.apply_model(_refresh_conv_filters)
             ranks = parallel_state.get_tp_group()
+            apart = {name: one for name, one in stored.items() if not is_adapter(name)}
             arguments = {"tensors": apart, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
             engine.apply_model(partial(_set_apart, **arguments))
             self.is_loaded = True
         if self._lora is not None:
             layers = file_name(f"{LAYERS}.", self._model_type).rstrip(".")
+            adapters = {name: one for name, one in stored.items() if is_adapter(name)}
             arguments = {"lora": self._lora, "layers": layers, "tensors": adapters}
             engine.apply_model(partial(_set_adapters, **arguments))
 
     def _checked(
-        self, tensors: Iterable[tuple[str, Tensor]], names: frozenset[str]
+        self,
+        tensors: Iterable[tuple[str, Tensor]],
+        names: frozenset[str],
+        stored: dict[str, Tensor],
     ) -> Iterator[tuple[str, Tensor]]:
-        """Cast tensors while streaming, and check names; vLLM only warns of missing ones."""
+        """Cast tensors while streaming, and check names; vLLM only warns of missing ones.
+
+        Adapters, and what vLLM's loaders leave out, are stored.
+        """
         missing = set(names)
         for name, tensor in tensors:
             if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            # Copied: vLLM scales adapters in place, and some tensors are set last.
             kind = torch.float32 if is_sent_float32(name) else self._dtype
-            is_stored = is_adapter(name) or name.endswith(self._apart)
-            yield name, tensor.detach().to(kind, copy=is_stored)
+            if is_adapter(name) or name.endswith(self._apart):
+                # Copied: vLLM scales adapters in place, and some tensors are set last.
+                stored[name] = tensor.detach().to(kind, copy=True)
+            else:
+                yield name, tensor.detach().to(kind)
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
             )
-
-
-def _weights_of(
-    tensors: Iterable[tuple[str, Tensor]],
-    adapters: dict[str, Tensor],
-    apart: dict[str, Tensor],
-    ends: tuple[str, ...],
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights among tensors; adapters, and those with such `ends`, are stored apart."""
-    for name, tensor in tensors:
-        if is_adapter(name):
-            adapters[name] = tensor
-        elif name.endswith(ends):
-            apart[name] = tensor
-        else:
-            yield name, tensor
 
 
 def _by_expert(
@@ -153,14 +154,6 @@ def _by_expert(
             rows = own if mixture.is_out_first else own.mT
             for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
-
-
-def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the embedding as the head too, for models that vLLM does not tie."""
-    for name, tensor in tensors:
-        yield name, tensor
-        if name == EMBEDDING:
-            yield HEAD, tensor
 
 
 def _set_apart(model: nn.Module, tensors: Mapping[str, Tensor], rank: int, ranks: int) -> None:

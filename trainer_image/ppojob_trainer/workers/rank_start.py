@@ -15,7 +15,7 @@ from ppojob_api.well_known import RoleName
 from ppojob_trainer.deterministic import make_deterministic
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import sizes_of
-from ppojob_trainer.models.config_overrides import check_overrides
+from ppojob_trainer.models.config_changes import check_overrides
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.memory import (
     GIB,

@@ -14,7 +14,12 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, TokenOutputs, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.mtp import Mtp
-from ppojob_trainer.engine.objective import SftObjective, SupervisedObjective, token_sums
+from ppojob_trainer.engine.objective import (
+    Aggregation,
+    SftObjective,
+    SupervisedObjective,
+    token_sums,
+)
 from ppojob_trainer.engine.pair_objective import (
     BradleyTerryLoss,
     DpoLoss,
@@ -26,7 +31,6 @@ from ppojob_trainer.engine.policy_objective import (
     PolicyObjective,
     sampling_diagnostics,
 )
-from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import GivenObjective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -57,7 +61,7 @@ def supervised_objective(spec: PPOJobSpec) -> GivenObjective | None:
     match algorithm.type:
         case "sft":
             limit = spec.data.max_response_tokens
-            return SftObjective.of(algorithm, max_response_tokens=limit)
+            return SftObjective(Aggregation.of(algorithm, limit))
         case "dpo":
             return PairObjective(DpoLoss(algorithm.dpo or DpoSpec()))
         case "kto":
@@ -226,7 +230,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             total_updates,
             world,
             offload,
-            RouterCoefficients.of(spec.algorithm),
+            spec.algorithm,
             spec.model.average_decay,
             Mtp.of(spec),
             tracks_rewards=spec.algorithm.tracks_rewards,
@@ -255,7 +259,7 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
     """Load the critic."""
     assert spec.critic is not None, "the role has a critic"
     limit = spec.data.max_response_tokens
-    objective = ValueObjective.of(spec.critic, spec.algorithm, max_response_tokens=limit)
+    objective = ValueObjective(spec.critic.value_clip, Aggregation.of(spec.algorithm, limit))
     return Critic(critic_learner(spec, world, CRITIC, ValueHead()), objective)
 
 

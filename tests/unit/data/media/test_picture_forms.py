@@ -55,7 +55,7 @@ from ppojob_trainer.data.media.picture_form import RequestedSize
 from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
 from ppojob_trainer.data.media.picture_squares import Splits
 from ppojob_trainer.data.media.pictures import opened, packed
-from ppojob_trainer.models.split_pictures import tower_inputs
+from ppojob_trainer.models.vision_tower import tower_inputs
 
 TOKEN = NAMES.index(PICTURE)
 SIZES = [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (3, 150), (99, 7), (33, 32), (64, 64)]
