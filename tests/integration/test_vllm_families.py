@@ -30,9 +30,7 @@ Differences = dict[str, float | str]
 
 
 @pytest.fixture(scope="module")
-def found(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[Differences]:
+def found(request, tmp_path_factory) -> list[Differences]:
     """Of log-probabilities, the largest of each selected family; or what went wrong with it.
 
     By engines of one rank, and then on each of two that share them.

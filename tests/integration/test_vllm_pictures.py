@@ -55,9 +55,7 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
 
 
 @pytest.mark.parametrize("family", first_in_test(BRIEFLY))
-def test_families_with_parts_of_others_say_what_the_whole_model_does(
-    facts: Facts, family: str
-) -> None:
+def test_families_with_parts_of_others_say_what_the_whole_model_does(facts: Facts, family: str):
     """LFM2-VL, whose layers have states, so that each sample computes its prompt; and others."""
     found = facts[family]
     assert max(found[moment] for moment in ("first", "later", "update")) < LARGEST
@@ -66,18 +64,14 @@ def test_families_with_parts_of_others_say_what_the_whole_model_does(
 
 
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
-def test_prompts_have_the_tokens_and_positions_that_they_were_given(
-    facts: Facts, family: str
-) -> None:
+def test_prompts_have_the_tokens_and_positions_that_they_were_given(facts: Facts, family: str):
     assert facts[family]["prompts"]
     assert facts[family]["restarted row"]
     assert min(facts[family]["cached turns"][6:]) >= 32  # of what was said before
 
 
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
-def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
-    facts: Facts, family: str
-) -> None:
+def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(facts: Facts, family: str):
     """Prompts 2 and 3 have the same tokens; of long ones the first of three samples computes."""
     cached, blocks = facts[family]["cached"], facts[family]["blocks"]
     for prompt in ("2", "3", "4", "5"):

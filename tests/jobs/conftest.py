@@ -55,9 +55,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def alone(
-    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Callable[..., Path]:
+def alone(tiny_folder: Path, tmp_path_factory, fork_server: None) -> Callable[..., Path]:
     """Runs a tiny job that nobody disturbs, each once; answers its run folder, which is read."""
 
     def run(folder: Path = tiny_folder, **changes: object) -> Path:
@@ -158,9 +156,7 @@ def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def run_twice(
-    start: Callable[..., Run], run_through: Callable[..., Run], tmp_path: Path
-) -> Callable[..., Path]:
+def run_twice(start, run_through, tmp_path: Path) -> Callable[..., Path]:
     """Runs a job undisturbed, and through kills, which change no bit of what it leaves.
 
     Answers the run folder of the first.

@@ -50,9 +50,7 @@ def manifest(
 
 
 @pytest.fixture(scope="session")
-def undisturbed_talk(
-    talking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
+def undisturbed_talk(talking_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     """The run folder of a job that nobody disturbed, whose tool is quick."""
 
     def make(folder: Path) -> None:
@@ -62,9 +60,7 @@ def undisturbed_talk(
 
 
 @pytest.mark.vllm
-def test_engine_and_trainer_agree_on_rows_of_many_turns(
-    start, talking_folder: Path, tmp_path: Path, output: Path
-):
+def test_engine_and_trainer_agree_on_rows_of_many_turns(start, talking_folder, tmp_path, output):
     """With vLLM's cache of prefixes; the trainer's numbers are those of a plain forward pass."""
     rollout = {"engine": "vllm", "kvCacheGib": 0.25, "dtype": "float32"}
     rollout |= {"stopTokenIds": agent_jobs.STOPS}
@@ -278,9 +274,7 @@ def searching_job(
 
 
 @pytest.fixture(scope="session")
-def undisturbed_search(
-    searching_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
+def undisturbed_search(searching_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     """The run folder of a job whose tools pods search."""
     index = {"index": str(searching_folder / "index")}
 

@@ -48,9 +48,7 @@ def job(file: Path, tiny_folder_of: Callable[..., Path], tmp_path: Path) -> Call
     return make
 
 
-def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(
-    run_through: Callable[..., Run], job, file: Path, output: Path
-):
+def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(run_through, job, file, output):
     edits = (
         'def win_rate(*columns):\n    open(__file__, "a").write("#")\n    return own(*columns)\n\n'
     )

@@ -26,9 +26,7 @@ def teacher(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def distillation(
-    tiny_job: Callable[..., Path], tiny_folder: Path, teacher: Path
-) -> Callable[..., Path]:
+def distillation(tiny_job, tiny_folder: Path, teacher: Path) -> Callable[..., Path]:
     """Writes manifests of jobs without rewards and validations."""
 
     def make(settings: dict[str, object], kl: object = None, **changes: object) -> Path:

@@ -113,9 +113,7 @@ def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def ahead(
-    tiny_data: dict[str, object], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, object]:
+def ahead(tiny_data, tmp_path_factory) -> dict[str, object]:
     """Sections of the same with engines in pods of their own, which draw ahead."""
     return {
         **sections_of(tmp_path_factory.mktemp("ahead"), tiny_data, TEXT_JUDGE),
@@ -221,9 +219,7 @@ KILLED_BESIDE = {
 
 
 @pytest.fixture(scope="module")
-def by_turns(
-    tiny_data: dict[str, object], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, object]:
+def by_turns(tiny_data, tmp_path_factory) -> dict[str, object]:
     """Sections of a job whose ranks draw rounds beside one: rows of a few tokens and of many."""
     folder = tmp_path_factory.mktemp("by_turns")
     sections = sections_of(folder, tiny_data, TEXT_JUDGE.replace("< 3", "< 5"))
@@ -354,9 +350,7 @@ def test_a_step_that_fails_in_a_later_round_draws_its_rounds_again(
 
 @pytest.mark.long
 @pytest.mark.vllm
-def test_vllm_draws_rounds_beside_rounds(
-    run_through, tiny_job: Callable[..., Path], by_turns, alone: Callable[..., Path], output: Path
-):
+def test_vllm_draws_rounds_beside_rounds(run_through, tiny_job, by_turns, alone, output: Path):
     rollout = {**by_turns["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
     changes = {**by_turns, "rollout": rollout, "steps": {"total": 4}, "roles": {}}
     whole = alone(**changes)

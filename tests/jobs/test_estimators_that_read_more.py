@@ -98,9 +98,7 @@ def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
     replay(job, output)
 
 
-def test_spo_knows_what_a_prompt_scored_whatever_is_killed(
-    run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
-):
+def test_spo_knows_what_a_prompt_scored_whatever_is_killed(run_through, replay, job_of, output):
     """Half of the data a step, three times; some of its rows ask the same."""
     job = job_of(6, type="spo", promptsPerStep=20, samplesPerPrompt=1, spo={"decay": 0.75})
     points = (

@@ -65,9 +65,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("real", marks=pytest.mark.long)])
-def any_home(
-    request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def any_home(request, home: Path, tmp_path_factory) -> Path:
     """The same, with the real model or a small one in its place."""
     if request.param == "real":
         return home

@@ -74,9 +74,7 @@ def ppo(tiny_job: Callable[..., Path], **changes: object) -> Path:
     return tiny_job(**{**tiny_jobs.PPO, "rollout": ROLLOUT, "steps": SHORT, **changes})
 
 
-def test_what_is_generated_is_the_first_validation_of_the_job(
-    generate, tiny_job, trained: Path, output: Path
-) -> None:
+def test_what_is_generated_is_the_first_validation_of_the_job(generate, tiny_job, trained, output):
     manifest = ppo(tiny_job)
     run = generate(manifest, output).succeed()
     ours, theirs = rows(output / FIRST), rows(trained / FIRST)
@@ -120,9 +118,7 @@ def trained_data(manifest: Path) -> str:
         {"steps": {"generateOnly": True}, "roles": {"rollout": {"replicas": 1}}},
     ],
 )
-def test_without_training_responses_are_the_same(
-    changes, start, tiny_job, trained: Path, output: Path
-) -> None:
+def test_without_training_responses_are_the_same(changes, start, tiny_job, trained, output):
     start(ppo(tiny_job, **changes), output).succeed()
     ours, theirs = rows(output / FIRST), rows(trained / FIRST)
     is_scored = "validateOnly" in changes["steps"]
@@ -187,9 +183,7 @@ def test_every_number_of_a_run_comes_back_from_its_rows(trained: Path) -> None:
 
 
 @pytest.mark.long
-def test_scores_that_are_never_said_twice_are_taken_from_the_rows(
-    start, tiny_job, output: Path
-) -> None:
+def test_scores_that_are_never_said_twice_are_taken_from_the_rows(start, tiny_job, output: Path):
     rewards = tiny_jobs.reward_at(output.parent / "mixed.py", MIXED)
     start(tiny_job(rollout=ROLLOUT, steps={"total": 1}, rewards=rewards), output).succeed()
     validations = [numbers(record) for record in run_folders.metrics(output)]
@@ -230,9 +224,7 @@ KILLS = (
 )
 
 
-def test_killed_anywhere_it_leaves_the_same(
-    generate, tiny_job, trained: Path, output: Path, once: Path
-) -> None:
+def test_killed_anywhere_it_leaves_the_same(generate, tiny_job, trained, output, once):
     manifest = ppo(tiny_job, recovery={"restartsWithoutProgress": 100})
     generate(manifest, output, **job_points.armed(once, *KILLS)).succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in KILLS}
@@ -240,9 +232,7 @@ def test_killed_anywhere_it_leaves_the_same(
     assert [one for responses in written for one in responses] == rows(trained / FIRST)["response"]
 
 
-def test_stopped_at_once_nothing_is_half_written(
-    generate, tiny_job, output: Path, once: Path
-) -> None:
+def test_stopped_at_once_nothing_is_half_written(generate, tiny_job, output: Path, once: Path):
     manifest = ppo(tiny_job)
     stops = job_points.armed(once, "responses.rename.before@1=stop")
     run = generate(manifest, output, **stops)

@@ -1,7 +1,6 @@
 """Responses that are given in groups of drawn ones: LUFFY, exact over kills, ranks and replays."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +76,8 @@ AHEAD = {
 
 @pytest.mark.parametrize("changes", first_in_test({"at_once": {}, "steps_ahead": AHEAD}))
 def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
-    changes: dict[str, Any],
-    rows: Path,
-    tiny_folder: Path,
-    run_twice: Callable[..., Path],
-    replay: Callable[..., None],
-    start: Callable[..., Any],
-    tiny_job,
-    tmp_path: Path,
-) -> None:
+    changes, rows, tiny_folder, run_twice, replay, start, tiny_job, tmp_path
+):
     sections = sections_of(rows, tiny_folder, **changes)
     if changes:
         del sections["algorithm"]["dynamicSampling"]  # not several steps ahead
@@ -135,9 +127,7 @@ def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
 
 
 @pytest.mark.long
-def test_three_ranks_change_only_rounding(
-    finished: Callable[..., Path], rows: Path, even_folder: Path
-) -> None:
+def test_three_ranks_change_only_rounding(finished, rows: Path, even_folder: Path):
     """Two prompts of an update are parted over three ranks, given responses from drawn ones."""
     small = {"training": {"autocast": "none", "microBatchTokens": 60}}
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}

@@ -140,9 +140,7 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
 
 
 @pytest.fixture(scope="session")
-def undisturbed_speech(
-    speaking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
+def undisturbed_speech(speaking_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     """The run folder of a job that nobody disturbed, whose users are quick."""
 
     def make(folder: Path) -> None:

@@ -171,9 +171,7 @@ def list_again(checkpoint: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def killed_behind_a_checkpoint(
-    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
+def killed_behind_a_checkpoint(tiny_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     """The run folder of a job that was killed with everything, in the step behind its second."""
     folder = tmp_path_factory.mktemp("killed")
     job = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)

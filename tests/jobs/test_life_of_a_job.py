@@ -86,9 +86,7 @@ def test_a_run_of_another_seed_is_another_run(start, tiny_job, output: Path, und
     assert first["critic/score/mean"] != other["critic/score/mean"], "other rows were drawn"
 
 
-def test_ctrl_c_checkpoints_and_the_same_command_goes_on(
-    start, tiny_job, tmp_path: Path, undisturbed
-):
+def test_ctrl_c_checkpoints_and_the_same_command_goes_on(start, tiny_job, tmp_path, undisturbed):
     job, parts = tiny_job(), tmp_path / "parts"
     run = start(job, parts)
     run.wait_for_step(2)

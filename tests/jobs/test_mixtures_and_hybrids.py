@@ -226,9 +226,7 @@ def test_other_states_are_learnt(finished, tiny_folder_of, model: str, engine: s
 
 
 @pytest.mark.long
-def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(
-    run_twice, tiny_folder_of, tmp_path: Path
-):
+def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(run_twice, tiny_folder_of, tmp_path):
     """The export is the larger model again, with what nobody has trained."""
     folder = tiny_folder_of(0.1, "whole")
     job = {

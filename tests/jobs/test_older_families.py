@@ -25,9 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow, pytest.
         ),
     ],
 )
-def test_every_weight_is_trained_and_exported(
-    finished, tiny_folder_of, family: str, ranks, overrides
-):
+def test_every_weight_is_trained_and_exported(finished, tiny_folder_of, family, ranks, overrides):
     folder = tiny_folder_of(0.0, family)
     job = {
         "model": {

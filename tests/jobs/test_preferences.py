@@ -133,9 +133,7 @@ def test_answers_are_learnt_and_only_what_is_needed_runs(kind: str, whole: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["kto"], indirect=True)
-def test_held_out_answers_stand_beside_the_one_before(
-    kind: str, whole: Path, pairs: Path, tiny_folder: Path
-) -> None:
+def test_held_out_answers_stand_beside_the_one_before(kind, whole, pairs, tiny_folder):
     """What is told of them is what transformers says, 8 rows at a time."""
     tokenizer = AutoTokenizer.from_pretrained(whole / "export")
     policy, reference = (
@@ -190,9 +188,7 @@ def result(output: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     "kind", first_in_test(["dpo", "bco", "reward_model", "aot", "kto"]), indirect=True
 )
-def test_a_killed_job_ends_as_an_undisturbed_one(
-    kind: str, whole: Path, run_through: Callable[..., Run], tiny_job, pairs: Path, output: Path
-) -> None:
+def test_a_killed_job_ends_as_an_undisturbed_one(kind, whole, run_through, tiny_job, pairs, output):
     """BCO's mean goes from batch to batch; what else compares answers keeps nothing."""
     points = (
         "rpc.demonstrate.answer.before@2=kill",
@@ -213,9 +209,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     ],
     indirect=["kind"],
 )
-def test_layouts_and_micro_batches_change_only_rounding(
-    kind: str, layout: str, finished: Callable[..., Path], pairs: Path
-) -> None:
+def test_layouts_and_micro_batches_change_only_rounding(kind, layout, finished, pairs):
     """13 held-out pairs in batches of 8: the second has fewer than three ranks take evenly.
 
     Every step at this learning rate multiplies what rounding has changed: two are enough to tell

@@ -31,10 +31,7 @@ APART = {"critic": {"colocateWith": "none"}}
 
 @pytest.mark.long
 def test_it_learns_the_outcomes_whatever_is_killed_and_wherever_it_lives(
-    run_twice: Callable[..., Path],
-    finished: Callable[..., Path],
-    even_folder: Path,
-    tmp_path: Path,
+    run_twice, finished, even_folder, tmp_path
 ):
     """In pods of its own, to which the rows and the outcomes have to come, and beside the policy.
 
@@ -86,9 +83,7 @@ def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path], 
     assert second["reward_model/raw_reward"] != 0.0
 
 
-def test_one_round_of_more_prompts_and_a_reference_of_its_own(
-    finished: Callable[..., Path], even_folder: Path, tmp_path: Path
-):
+def test_one_round_of_more_prompts_and_a_reference_of_its_own(finished, even_folder, tmp_path):
     """As verl's recipe has it, of a model that was made of another one before."""
     teacher = tiny_jobs.make_teacher(even_folder / "model", tmp_path / "teacher")
     sampling = {"promptsPerRound": 8, "maxRounds": 1, "meanAbove": 0.2, "meanBelow": 0.8}

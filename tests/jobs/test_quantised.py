@@ -2,13 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
-from job_runs import Run
 from quantised_models import quantise
 from safetensors.torch import load_file
 from tiers import first_in_test
@@ -37,14 +34,8 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBa
     ),
 )
 def test_it_ends_as_a_job_on_its_numbers(
-    run_twice: Callable[..., Path],
-    start: Callable[..., Run],
-    tiny_folder_of: Callable[..., Path],
-    tmp_path: Path,
-    model: str,
-    form: str,
-    engine: str,
-) -> None:
+    run_twice, start, tiny_folder_of, tmp_path, model, form, engine
+):
     """Policy and reference over two ranks, of one folder; a kill changes no bit.
 
     What vLLM may lose of it, it loses of any folder.

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import run_folders
 import torch
-from job_runs import Run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -117,9 +116,7 @@ def test_the_first_loss_is_that_of_transformers(whole: Path, tiny_folder: Path, 
     assert first["val/loss"] == pytest.approx(total / count, rel=1e-6)
 
 
-def test_a_killed_job_ends_as_an_undisturbed_one(
-    whole: Path, run_through: Callable[..., Run], tiny_job, rows: Path, output: Path
-) -> None:
+def test_a_killed_job_ends_as_an_undisturbed_one(whole, run_through, tiny_job, rows, output):
     points = (
         "rpc.demonstrate.answer.before@2=kill",
         "rpc.update.answer.after@5=kill",
@@ -131,9 +128,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert result(output) == result(whole)
 
 
-def test_ranks_and_micro_batches_change_only_rounding(
-    finished: Callable[..., Path], rows: Path
-) -> None:
+def test_ranks_and_micro_batches_change_only_rounding(finished: Callable[..., Path], rows: Path):
     """13 held-out rows in batches of 8: the second has fewer rows than three ranks take evenly."""
     one = finished("one", **sections_of(rows))
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}
@@ -143,9 +138,7 @@ def test_ranks_and_micro_batches_change_only_rounding(
 
 
 @pytest.mark.long
-def test_ranks_that_share_tokens_need_one_row_together(
-    finished: Callable[..., Path], rows: Path
-) -> None:
+def test_ranks_that_share_tokens_need_one_row_together(finished: Callable[..., Path], rows: Path):
     lone = {"algorithm": {"type": "sft", "promptsPerStep": 1}, "training": {"autocast": "none"}}
     pods = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     two = finished("two", **sections_of(rows, **lone, roles={"actorRollout": pods}))
@@ -153,9 +146,7 @@ def test_ranks_that_share_tokens_need_one_row_together(
 
 
 @pytest.mark.long
-def test_grpo_goes_on_from_its_export(
-    whole: Path, start: Callable[..., Run], tiny_job, output: Path
-) -> None:
+def test_grpo_goes_on_from_its_export(whole: Path, start, tiny_job, output: Path):
     saved = load_file(
         whole / "checkpoints" / "latest" / "actorRollout" / "rank-00000" / "model.safetensors"
     )

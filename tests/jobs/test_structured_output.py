@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -41,9 +40,7 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param({"engine": "huggingface"}, id="huggingface"),
     ],
 )
-def test_every_response_has_the_form_whatever_is_killed(
-    engine: dict[str, object], folder: Path, run_twice: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_every_response_has_the_form_whatever_is_killed(engine, folder, run_twice, tmp_path):
     rollout = {"dtype": "float32", "maxStaleness": 2, "structuredOutput": {"regex": FORM}}
     steps = {"total": 5, "validateEvery": 2}
     job = tiny_jobs.write_manifest(tmp_path, folder, rollout={**rollout, **engine}, steps=steps)

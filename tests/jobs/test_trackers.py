@@ -28,9 +28,7 @@ def named(points: tracker_runs.Points) -> list[tuple[int, str]]:
     return [point[:2] for point in points if point[1] != "timing_s/save_checkpoint"]
 
 
-def test_they_hold_a_run_that_was_killed(
-    start, tiny_job, output: Path, undisturbed, once, tmp_path
-):
+def test_they_hold_a_run_that_was_killed(start, tiny_job, output, undisturbed, once, tmp_path):
     """The controller alone, a rank, and everything, trackers too; then the same command.
 
     With mlflow, which takes longest to load: unit/trackers/test_local_forms.py.

@@ -154,9 +154,7 @@ def assert_trainer_says_the_same(folder: Path, rows: OwnedRows) -> None:
 
 
 @pytest.mark.parametrize("kind", FILMED)
-def test_engine_trainer_and_transformers_say_the_same(
-    tmp_path: Path, kind: type[PreTrainedModel]
-) -> None:
+def test_engine_trainer_and_transformers_say_the_same(tmp_path: Path, kind: type[PreTrainedModel]):
     whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, tools = form_of(tmp_path), Showing()
     episodes = drawn_rows(tmp_path, form, tools)

@@ -294,9 +294,7 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
         ("gathered", 0, "raised", "got two requests at once"),
     ],
 )
-def test_what_goes_wrong_ends_the_row(
-    name: str, turns: int, failure: str, words: str, form: ChatForm, pool: ToolPool, file: Path
-) -> None:
+def test_what_goes_wrong_ends_the_row(name, turns, failure, words, form, pool, file):
     row = Row(form, agent(file, *NAMES), name)
     episode = row.play(pool, *["So."] * max(1, turns))
     assert (row.answers[-1].failure, episode.state.is_over) == (failure, True)

@@ -76,9 +76,7 @@ def test_kl_coefficient_by_hand(measured: float, responses: int, factor: float):
 
 
 @given(st.floats(), st.integers(1, 10**6), st.integers(1, 10**4))
-def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(
-    measured: float, responses: int, horizon: int
-):
+def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(measured, responses, horizon):
     following = next_kl_coefficient(1e-3, measured, responses, target=0.1, horizon=horizon)
     assert 0.8e-3 <= following <= 1.2e-3
 

@@ -149,9 +149,7 @@ def compiled(source: str, path: str) -> CodeType:
         for mistake in mistakes
     ],
 )
-def test_a_mistake_is_caught(
-    changed: str, comparison: str, mistake: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_mistake_is_caught(changed: str, comparison: str, mistake, monkeypatch):
     _, old, new = mistake
     modules = load(monkeypatch, changed, old, new)
     with pytest.raises(AssertionError):

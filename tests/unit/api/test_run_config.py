@@ -118,9 +118,7 @@ MODEL_AND_CRITIC = {
         (1, False, ("bfloat16", "bfloat16", "bfloat16")),
     ],
 )
-def test_types_of_numbers_follow_the_device(
-    gpus: int, native: bool | None, types: tuple[str, str, str]
-) -> None:
+def test_types_of_numbers_follow_the_device(gpus: int, native: bool | None, types):
     roles = {"actorRollout": {"gpusPerReplica": gpus}}
     config = resolve(
         job(**MODEL_AND_CRITIC, roles=roles), facts=EngineFacts(native_bfloat16=native)

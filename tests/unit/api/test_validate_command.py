@@ -135,9 +135,7 @@ class TestValidate:
         ],
     )
     @pytest.mark.processes
-    def test_inputs_on_a_volume_of_a_cluster(
-        self, mount: str, model: str, *, is_looked_at: bool
-    ) -> None:
+    def test_inputs_on_a_volume_of_a_cluster(self, mount: str, model: str, *, is_looked_at: bool):
         pods = f"spec.pods=[{{volumes: [{{claimName: c, mountPath: {mount}}}]}}]"
         options = ["--set", pods, "--set", f"spec.model.path={model}"]
         result = CliRunner().invoke(validate, ["one.yaml", *options])

@@ -163,9 +163,7 @@ def test_no_configuration_is_said(export, model_folder: Path, tmp_path: Path, te
     ],
 )
 @pytest.mark.parametrize("is_there", [False, True])
-def test_weights_that_are_gone_are_missed(
-    export, model_folder: Path, config: dict[str, object], what: str, is_there: bool
-) -> None:
+def test_weights_that_are_gone_are_missed(export, model_folder, config, what, is_there):
     """What is taken over from the files of the folder where training began."""
     (model_folder / "config.json").write_text(json.dumps(config))
     if not is_there:

@@ -61,9 +61,7 @@ def test_what_may_not_be_seen_is_named(server: FakeApiServer) -> None:
     ]
 
 
-def test_the_last_word_of_the_controller_is_read_off_the_managed_fields(
-    server: FakeApiServer,
-) -> None:
+def test_the_last_word_of_the_controller_is_read_off_the_managed_fields(server: FakeApiServer):
     stuck = {
         **status_of("Training", "Running"),
         "observedGeneration": 1,

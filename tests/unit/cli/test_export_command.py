@@ -96,9 +96,7 @@ def test_adapters_that_a_job_began_with_stay_in_their_export(run: Path, tmp_path
 
 
 @pytest.mark.parametrize("options", [["--critic"], []])
-def test_neither_the_policy_s_nor_the_critic_s_beginning_is_written_over(
-    run: Path, tmp_path: Path, options: list[str]
-) -> None:
+def test_neither_the_policy_s_nor_the_critic_s_beginning_is_written_over(run, tmp_path, options):
     """Whichever of the two is written."""
     other = tmp_path / "other"
     other.mkdir()

@@ -58,9 +58,7 @@ def test_a_line_without_a_time_stays_behind_the_one_above_it() -> None:
 
 
 @given(streams, st.none() | st.integers(1, 10))
-def test_merged_lines_are_in_order_and_complete(
-    given_streams: list[list[Time]], tail: int | None
-) -> None:
+def test_merged_lines_are_in_order_and_complete(given_streams: list[list[Time]], tail: int | None):
     logs = [lines_of(stream, pod) for pod, stream in enumerate(given_streams)]
     whole = list(merged(logs, None))
     assert [line.time for line in whole] == sorted(line.time for log in logs for line in log)

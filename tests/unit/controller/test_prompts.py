@@ -51,9 +51,7 @@ def test_epochs_are_judged_as_the_steps_that_they_make(where: str, tmp_path: Pat
     assert caught.value.problems == (problem,)
 
 
-def test_what_the_end_comes_before_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_end_comes_before_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     changes = {"steps": {"epochs": 3}, "critic": {"warmupSteps": 20}}  # which fits into three
     assert opened(tmp_path, checkpoint={"every": 31}, **changes) == ROWS
     (line,) = (one for one in caplog.messages if one.startswith("spec."))

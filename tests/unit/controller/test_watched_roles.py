@@ -174,9 +174,7 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(
         ("reward", RoleLost, "reward supervisor: no answer to identity within 0.5 s"),
     ],
 )
-def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
-    gone, error, words, actor
-) -> None:
+def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(gone, error, words, actor):
     roles = actor(pod(1, "ready"), idle)
     roles.caller.default_deadline_seconds = 0.5
     peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there

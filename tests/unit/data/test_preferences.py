@@ -96,9 +96,7 @@ def test_every_form_of_a_pair_is_the_same_one(files: PromptFiles, name: str) -> 
         ),
     ],
 )
-def test_every_form_of_a_labelled_answer_is_the_same_one(
-    files: PromptFiles, row: dict[str, object], settings: dict[str, object]
-) -> None:
+def test_every_form_of_a_labelled_answer_is_the_same_one(files: PromptFiles, row, settings):
     with opened(files, row, row, given="kto", **settings) as dataset:
         found = dataset[0]
     assert files.chat.decode(found.token_ids, skip_special_tokens=False) == PROMPT
@@ -151,9 +149,7 @@ def test_what_conversations_have_in_common_is_their_prompt(files: PromptFiles) -
 
 
 @pytest.mark.parametrize("pad", [None, "\n"])
-def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(
-    tmp_path: Path, pad: str | None
-) -> None:
+def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(tmp_path, pad):
     """Up to padding; one token behind it has the score."""
     tiny_models.save_tokenizer(tmp_path)
     id_ = "null" if pad is None else tiny_models.NAMES.index(pad)

@@ -91,9 +91,7 @@ def engine(
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("training", [{"micro_batch_tokens": 1}, {"share_prompts": False}, {}])
-def test_kto_equals_the_literal_reference(
-    make_model: MakeModel, name: str, training: dict[str, object]
-) -> None:
+def test_kto_equals_the_literal_reference(make_model: MakeModel, name: str, training):
     spec = KtoSpec.model_validate(SPECS[name])
     rows = experience(ANSWERS, is_mixed=spec.loss_type == "kto")
     ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))

@@ -272,9 +272,7 @@ def engine(
 @pytest.mark.parametrize(
     "training", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 16, "share_prompts": False}, {}]
 )
-def test_dpo_equals_the_literal_reference(
-    make_model: MakeModel, experience: Experience, name: str, training: dict[str, object]
-) -> None:
+def test_dpo_equals_the_literal_reference(make_model, experience, name, training):
     spec = DpoSpec.model_validate(SPECS[name])
     ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
@@ -308,9 +306,7 @@ def test_numbers_are_those_of_trl(name: DpoLossType) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 10_000])
-def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
-    experience: Experience, tmp_path: Path, budget: int
-) -> None:
+def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(experience, tmp_path, budget):
     """A token that nobody reads stands behind each text, and is the only trained one."""
     sizes = {"vocab_size": 97, **tiny_models.TWO_LAYERS, "num_labels": 1, "pad_token_id": 0}
     model = tiny_models.save_model(tmp_path, LlamaForSequenceClassification, **sizes).double()
@@ -341,9 +337,7 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
     assert_gradients(ours, model, literal, 1e-5)
 
 
-def test_pairs_that_were_drawn_have_the_loss_of_given_ones(
-    make_rows: Callable[..., Experience],
-) -> None:
+def test_pairs_that_were_drawn_have_the_loss_of_given_ones(make_rows: Callable[..., Experience]):
     rows = make_rows(groups=3, samples=4)
     rows.mask = torch.ones_like(rows.mask)
     logprobs = torch.randn(rows.num_tokens)

@@ -65,9 +65,7 @@ OTHERWISE = [SEEING[name] for name in ("seeing", "seeing_tiles", "seeing_squares
         *((kind, share, not share) for kind in OTHERWISE for share in (True, False)),
     ],
 )
-def test_the_packed_forward_is_that_of_the_whole_model(
-    tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
-) -> None:
+def test_the_packed_forward_is_that_of_the_whole_model(tmp_path, model_class, share, learns):
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     model = load_model(tmp_path, with_tower=learns)
     rows = make_rows(form_of(tmp_path))
@@ -89,9 +87,7 @@ def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_class", tried(FAMILIES))
-def test_a_critic_sees_what_the_whole_model_does(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
+def test_a_critic_sees_what_the_whole_model_does(tmp_path, model_class):
     """One whose head is a row of the output layer values a token by its logit."""
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     critic, rows = load_model(tmp_path, kind=CRITIC), make_rows(form_of(tmp_path))
@@ -113,9 +109,7 @@ def test_a_critic_sees_what_the_whole_model_does(
 
 
 @pytest.mark.parametrize("model_class", tried(FAMILIES[1:]))
-def test_the_engine_draws_what_the_whole_model_would(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
+def test_the_engine_draws_what_the_whole_model_would(tmp_path, model_class):
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
@@ -186,9 +180,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
 
 
 @pytest.mark.parametrize("model_class", tried(FAMILIES))
-def test_angles_of_a_tower_are_not_rounded(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
+def test_angles_of_a_tower_are_not_rounded(tmp_path: Path, model_class: type[PreTrainedModel]):
     save_seeing_model(tmp_path, model_class)
     model = load_model(tmp_path)
     attach_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))

@@ -1,7 +1,6 @@
 """Videos in prompts: what trainer and engine compute is what transformers' whole model does."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from engine_phase import generate
 from padded_reference import as_the_whole, two_responses
 from seeing_models import FILMED, form_of, save_seeing_model
 from tiny_models import NAMES, PICTURE, VIDEO, noise
-from transformers import PreTrainedModel
 from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_trainer.data.media.picture_form import PictureForm
@@ -38,9 +36,7 @@ def shown_by(form: PictureForm) -> list[tuple[list[int], bytes]]:
 
 @pytest.mark.parametrize(("share", "learns"), [(True, True), (False, False)])
 @pytest.mark.parametrize("model_class", FILMED)
-def test_the_packed_forward_is_that_of_the_whole_model(
-    tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
-) -> None:
+def test_the_packed_forward_is_that_of_the_whole_model(tmp_path, model_class, share, learns):
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     model, form = load_model(tmp_path, with_tower=learns), form_of(tmp_path)
     rows = two_responses(form, shown_by(form))
@@ -49,9 +45,7 @@ def test_the_packed_forward_is_that_of_the_whole_model(
 
 
 @pytest.mark.parametrize("model_class", FILMED[1:])
-def test_the_engine_draws_what_the_whole_model_would(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
+def test_the_engine_draws_what_the_whole_model_would(tmp_path, model_class):
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))

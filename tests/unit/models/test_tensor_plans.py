@@ -194,9 +194,7 @@ def test_ranks_of_an_engine_have_whole_experts(tmp_path: Path, experts: int, all
         ("vllm", "cohere2", {"tie_word_embeddings": False}, True),
     ],
 )
-def test_an_engine_has_the_family(
-    tmp_path: Path, engine: str, family: str, changes: dict[str, object], refused: bool
-) -> None:
+def test_an_engine_has_the_family(tmp_path: Path, engine: str, family: str, changes, refused: bool):
     configs = {"model": {"model_type": family, **SIZES, **changes}}
     found = problems(tmp_path, configs, rollout={"engine": engine, "dtype": "float32"})
     assert [(one.where, one.reason_code) for one in found] == (
@@ -229,9 +227,7 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
         ("mistral4", SHARED, True),
     ],
 )
-def test_a_judge_is_what_vllm_computes(
-    tmp_path: Path, family: str, changes: dict[str, object], refused: bool
-) -> None:
+def test_a_judge_is_what_vllm_computes(tmp_path: Path, family: str, changes, refused: bool):
     judge = {"model_type": family, **SIZES, **changes}
     asked = {"rewards": [{"function": "judge"}], "judge": {"path": str(tmp_path / "judge")}}
     found = problems(tmp_path, {"model": SIZES, "judge": judge}, **asked)
@@ -244,9 +240,7 @@ def test_a_judge_is_what_vllm_computes(
     ("family", "latent", "refused"),
     [("deepseek_v3", 512, False), ("deepseek_v3", 448, True), ("mistral4", 256, False)],
 )
-def test_an_engine_has_kernels_for_latents(
-    tmp_path: Path, family: str, latent: int, refused: bool
-) -> None:
+def test_an_engine_has_kernels_for_latents(tmp_path: Path, family: str, latent: int, refused: bool):
     widths = {"kv_lora_rank": latent, "n_routed_experts": 6, "n_shared_experts": 1}
     config = {**SIZES, **EXPERTS, **widths, "model_type": family}
     found = problems(tmp_path, {"model": config}, rollout={"engine": "vllm"})
@@ -263,9 +257,7 @@ def test_an_engine_has_kernels_for_latents(
         ({"routerBalanceCoefficient": 0.01, "routerZCoefficient": 0.001}, {}),
     ],
 )
-def test_a_dense_model_has_no_routers(
-    tmp_path: Path, changes, refused: bool, asked, frozen
-) -> None:
+def test_a_dense_model_has_no_routers(tmp_path: Path, changes, refused: bool, asked, frozen):
     grpo = {"type": "grpo", "promptsPerStep": 2, "samplesPerPrompt": 2, **asked}
     model = {"path": str(tmp_path / "model"), **frozen}
     told = problems(tmp_path, {"model": {**SIZES, **changes}}, algorithm=grpo, model=model)
@@ -309,9 +301,7 @@ def test_a_block_that_is_computed_in_tiles_is_there(tmp_path: Path, changes, ref
         ({"model_type": "qwen3_next", **EXPERTS, "mtp_num_hidden_layers": 1}, True),
     ],
 )
-def test_a_layer_that_predicts_further_tokens_is_there_and_known(
-    tmp_path: Path, changes, refused: bool
-) -> None:
+def test_a_layer_that_predicts_further_tokens_is_there_and_known(tmp_path, changes, refused):
     model = {"path": str(tmp_path / "model"), "mtp": {}}
     told = problems(tmp_path, {"model": {**SIZES, **changes}}, model=model)
     found = [(p.where, p.reason_code) for p in told]
@@ -340,9 +330,7 @@ def test_a_layer_without_weights_is_not_trained(tmp_path: Path) -> None:
         (2, {}, {}, ReasonCode.NO_EFFECT),
     ],
 )
-def test_ranks_share_experts_where_there_are_some(
-    tmp_path: Path, ranks: int, policy, critic, refused
-) -> None:
+def test_ranks_share_experts_where_there_are_some(tmp_path, ranks, policy, critic, refused):
     """Of one of the models that live in the same ranks, and as many of each."""
     roles = {"actorRollout": {"ranksPerReplica": 4, "parallelism": {"expert": ranks}}}
     models = {"model": {**SIZES, **policy}, "critic": {**SIZES, **critic}}
@@ -369,9 +357,7 @@ def test_vllm_has_no_adapters_beside_experts_and_none_with_lengths(
     ("kind", "engine", "refused"),
     [("glm4", "vllm", True), ("glm4", "huggingface", False), ("llama", "vllm", False)],
 )
-def test_models_that_vllm_does_not_compute_in_float16(
-    tmp_path: Path, kind: str, engine: str, refused: bool
-) -> None:
+def test_models_that_vllm_does_not_compute_in_float16(tmp_path, kind, engine, refused):
     rollout = {"engine": engine, "dtype": "float16"}
     found = problems(tmp_path, {"model": {**SIZES, "model_type": kind}}, rollout=rollout)
     refusal = ("spec.rollout.dtype", ReasonCode.CONFLICT)
@@ -437,9 +423,7 @@ def test_vllm_tells_no_experts_beside_states(tmp_path: Path, replay, refused) ->
     ("model", "ranks", "most"),
     [(MAMBA, 4, None), (MAMBA, 8, 4), (HYBRID, 2, None), (HYBRID, 4, 2)],
 )
-def test_ranks_share_the_heads_of_layers_without_attention(
-    tmp_path: Path, model, ranks: int, most: int | None
-) -> None:
+def test_ranks_share_the_heads_of_layers_without_attention(tmp_path, model, ranks, most):
     """Mamba has eight in one group, linear attention two, beside four of attention."""
     pods = {"ranksPerReplica": ranks, "parallelism": {"sequence": ranks}}
     configs = {"model": {**model, "num_attention_heads": 4}}

@@ -81,9 +81,7 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
 
 @pytest.mark.parametrize("is_split", [True, False])
 @pytest.mark.parametrize("model_class", tried(THREE_WAYS[1:]))
-def test_an_export_has_the_tower_and_loads_as_a_whole(
-    tmp_path: Path, model_class: type[PreTrainedModel], is_split: bool
-) -> None:
+def test_an_export_has_the_tower_and_loads_as_a_whole(tmp_path, model_class, is_split):
     folder, target = tmp_path / "model", tmp_path / "export"
     before = save_seeing_model(folder, model_class, tie_word_embeddings=True).state_dict()
     model = load_model(folder)

@@ -64,9 +64,7 @@ def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("name", MAY_TIE)
-def test_a_head_that_is_there_is_used_where_a_whole_and_its_part_differ(
-    tmp_path: Path, name: str, is_tied: bool
-) -> None:
+def test_a_head_that_is_there_is_used_where_a_whole_and_its_part_differ(tmp_path, name, is_tied):
     """transformers writes its default of the whole, tied, beside that of the part."""
     save_whole(tmp_path, name, tie_word_embeddings=is_tied)
     path = tmp_path / "config.json"
@@ -159,9 +157,7 @@ def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: type[PreTrainedM
 @pytest.mark.parametrize(
     ("name", "learns"), [("gemma3", True), ("gemma3", False), ("lfm2_vl", True)]
 )
-def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(
-    tmp_path: Path, name: str, learns: bool
-) -> None:
+def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(tmp_path, name, learns):
     """Those of google/gemma-3-4b-it, which transformers 5 changes when it reads them."""
     folder, target = tmp_path / "model", tmp_path / "export"
     save_seeing_model(folder, WHOLES[name])

@@ -48,9 +48,7 @@ def around() -> Iterator[Surroundings]:
 
 
 @pytest.mark.parametrize("hostile", TABLE, ids=lambda one: one.id)
-def test_a_hostile_program_gets_nothing(
-    hostile: Hostile, sandbox: Watched, around: Surroundings
-) -> None:
+def test_a_hostile_program_gets_nothing(hostile: Hostile, sandbox: Watched, around: Surroundings):
     assert problems(hostile, sandbox, around) == []
 
 

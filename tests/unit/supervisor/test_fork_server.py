@@ -244,9 +244,7 @@ def test_a_rank_whose_libraries_would_load_otherwise_is_not_forked(name: str, fo
         forks.start("pass", **{name: "another"})
 
 
-def test_a_relative_path_of_modules_is_read_where_the_server_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_relative_path_of_modules_is_read_where_the_server_started(tmp_path: Path, monkeypatch):
     variables = {"PYTHONPATH": f"{tmp_path}:"}
     listen(tmp_path / "server", variables).close()
     assert is_compatible(tmp_path / "server", variables)

@@ -54,9 +54,7 @@ def caller(caller_of) -> Caller:
     return caller
 
 
-def test_answers_are_in_order_and_other_tools_than_those_of_the_row_are_unknown(
-    peer: Peer, caller: Caller
-) -> None:
+def test_answers_are_in_order_and_other_tools_than_those_of_the_row_are_unknown(peer, caller):
     sums = [ToolCall("calculator", f'{{"expression": "{number} + 1"}}') for number in range(3)]
     for shown, known in ([], "calculator, waits"), (["calculator"], "calculator"):
         act = Act(BATCH, len(shown), 0, [*sums, ToolCall("wait", "{}")], shown)

@@ -171,9 +171,7 @@ def test_a_command_line_needs_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--config-name=mine", "--config-name mine", "-cn 'mine.yaml'"])
-def test_a_configuration_of_ones_own_counts_before_the_script(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_ones_own_counts_before_the_script(option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "run.sh"
     call = 'python3 -m verl.trainer.main_ppo --config-path="$(pwd)/conf"'

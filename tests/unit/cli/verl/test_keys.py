@@ -840,9 +840,7 @@ def test_the_model_of_the_older_sft_trainer() -> None:
 
 @pytest.mark.parametrize("trainer", ["main_dapo", "recipe.entropy.main_entropy"])
 @pytest.mark.parametrize(("filters", "prompts"), [("false", 96), ("true", 64)])
-def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(
-    trainer: str, filters: str, prompts: int
-) -> None:
+def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(trainer, filters, prompts):
     keys = ["data.gen_batch_size=96", f"algorithm.filter_groups.enable={filters}"]
     settings = of_overrides((text, "") for text in [*BASE, *keys])
     settings.trainer = trainers.of_module(trainer)
@@ -999,9 +997,7 @@ FATES = [
         ("trainer.shard_files", None),
     ],
 )
-def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(
-    name: str, meant: str | None
-) -> None:
+def test_a_key_that_nobody_knows_is_told_with_the_one_that_is_meant(name: str, meant: str | None):
     assert keys.nearest(name) == meant
     why = converted([*BASE, f"{name}=1"]).outcomes[name].why
     assert why.endswith(f", did you mean {meant}" if meant else " here")

@@ -182,9 +182,7 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
         ),
     ],
 )
-def test_what_cannot_be_shown_is_refused(
-    folder: Path, changes: dict[str, object], told: str
-) -> None:
+def test_what_cannot_be_shown_is_refused(folder: Path, changes: dict[str, object], told: str):
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
         row = {**good_row("<audio>"), **changes}

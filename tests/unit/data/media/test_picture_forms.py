@@ -207,9 +207,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_a_prompt_has_the_tokens_of_the_processor(
-    folders: dict[str, Path], name: str, size: tuple[int, int]
-) -> None:
+def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
     form, processor = form_of(folders[name]), PROCESSORS[name][1](folders[name])
     mark = BEGIN_SQUARE if name == "gemma" else PICTURE
     shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
@@ -325,9 +323,7 @@ def test_tiles_are_bounded_by_pixels(folders: dict[str, Path], size: tuple[int, 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("said", ["\n\n{}\n", "{}", "{}\n{}"])
-def test_blank_lines_around_a_square_are_merged_as_by_the_processor(
-    tmp_path: Path, said: str
-) -> None:
+def test_blank_lines_around_a_square_are_merged_as_by_the_processor(tmp_path: Path, said: str):
     """A tokenizer of the hub has tokens for two and more ends of lines."""
     save_seeing_model(tmp_path, Gemma3ForConditionalGeneration)
     path = tmp_path / "tokenizer.json"
@@ -461,9 +457,7 @@ def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path])
         assert written.count(TOKEN) == made["num_soft_tokens_per_image"][0]
 
 
-def test_pictures_of_any_shape_are_cut_as_by_the_processor(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_pictures_of_any_shape_are_cut_as_by_the_processor(folders, tmp_path: Path):
     """Also where the longest side is no multiple of a square's."""
     folder, sizes = shutil.copytree(folders["smolvlm"], tmp_path / "model"), Random(3)
     path = folder / "preprocessor_config.json"
@@ -577,9 +571,7 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("lfm2", "config.json", {"image_token_id": 4000}),
     ],
 )
-def test_a_folder_with_other_settings_is_shown_none(
-    folders: dict[str, Path], tmp_path: Path, name: str, file: str, changes: dict[str, object]
-) -> None:
+def test_a_folder_with_other_settings_is_shown_none(folders, tmp_path, name, file, changes):
     """Those that transformers refuses, or reads in another way than is known here."""
     folder = shutil.copytree(folders[name], tmp_path / name)
     path = folder / file
@@ -588,9 +580,7 @@ def test_a_folder_with_other_settings_is_shown_none(
     assert read_form(folder) is None
 
 
-def test_why_a_folder_is_shown_none_names_its_processor(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_why_a_folder_is_shown_none_names_its_processor(folders: dict[str, Path], tmp_path: Path):
     folder = shutil.copytree(folders["internvl"], tmp_path / "model")
     path = folder / "preprocessor_config.json"
     (folder / "processor_config.json").unlink(missing_ok=True)

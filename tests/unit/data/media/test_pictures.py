@@ -340,9 +340,7 @@ def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes,
 
 
 @pytest.mark.parametrize("kind", ["seeing", "seeing_squares", "seeing_crops", "seeing_told"])
-def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(
-    folder: Path, kind: str
-) -> None:
+def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(folder: Path, kind: str):
     save_seeing_model(folder / "model", SEEING[kind])
     data = tiny_jobs.make_manifest(folder)["spec"]["data"]
     data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}

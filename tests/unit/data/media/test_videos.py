@@ -79,9 +79,7 @@ def test_a_mark_becomes_a_run_of_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "fps"), [(4, 2.0), (3, 0.7), (1, 30.0)])
-def test_clips_are_told_their_time_as_the_processor_does(
-    tmp_path: Path, count: int, fps: float
-) -> None:
+def test_clips_are_told_their_time_as_the_processor_does(tmp_path: Path, count: int, fps: float):
     path = "qwen3_vl/processing_qwen3_vl.py"
     reference = SimpleNamespace(
         video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
@@ -108,9 +106,7 @@ SIZES = [(2, 16, 16), (6, 40, 20), (8, 9, 35), (8, 200, 150), (4, 64, 3), (2, 10
 
 
 @pytest.mark.parametrize(("count", "width", "height"), SIZES)
-def test_frames_are_as_large_as_the_processor_has_them(
-    tmp_path: Path, count: int, width: int, height: int
-) -> None:
+def test_frames_are_as_large_as_the_processor_has_them(tmp_path, count, width, height):
     for kind in (Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration):
         is_timed = kind in TIMED
         form = form_of(saved(tmp_path / kind.__name__, kind))
@@ -138,9 +134,7 @@ def test_frames_are_as_large_as_the_processor_has_them(
         (3, 400, 300, {"total_pixels": 300 * UNIT**2}),
     ],
 )
-def test_frames_of_lists_are_as_large_as_qwen_vl_utils_has_them(
-    count: int, width: int, height: int, told: dict[str, int]
-) -> None:
+def test_frames_of_lists_are_as_large_as_qwen_vl_utils_has_them(count, width, height, told):
     video = Joined(CLIP, UNIT, 2, 1, 10**9, None, None)
     form = Grid(NAMES.index(PICTURE), "Qwen2", 1, 10**9, PATCH, 2, video)
     frames = [{"bytes": one} for one in frames_of(count, (width, height))]
@@ -167,9 +161,7 @@ def test_processors_may_bound_all_frames(tmp_path: Path) -> None:
     "kind", [Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration]
 )
 @pytest.mark.parametrize("fps", [2.0, 0.5, 29.97])
-def test_positions_go_on_from_the_highest(
-    tmp_path: Path, kind: type[PreTrainedModel], fps: float
-) -> None:
+def test_positions_go_on_from_the_highest(tmp_path: Path, kind: type[PreTrainedModel], fps: float):
     """Within a video they are transformers'.
 
     Behind one Qwen's own code, verl and vLLM go on from the highest; transformers 5 does not count
@@ -213,9 +205,7 @@ def written_file(path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("is_path", [True, False])
-def test_frames_of_a_file_are_those_of_qwen_vl_utils(
-    tmp_path: Path, told: dict[str, object], places: list[int], is_path: bool
-) -> None:
+def test_frames_of_a_file_are_those_of_qwen_vl_utils(tmp_path: Path, told, places, is_path: bool):
     file = written_file(tmp_path / "a.mp4")
     form = form_of(saved(tmp_path, Qwen3VLForConditionalGeneration))
     content = f"file://{file}" if is_path else file.read_bytes()
@@ -239,9 +229,7 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
         ({"nframes": 40}, "40 frames are requested, and it has 20"),
     ],
 )
-def test_parts_that_a_file_does_not_have_are_refused(
-    tmp_path: Path, told: dict[str, object], refused: str
-) -> None:
+def test_parts_that_a_file_does_not_have_are_refused(tmp_path: Path, told, refused: str):
     file = str(written_file(tmp_path / "a.mp4"))
     with pytest.raises(BadPicture, match=refused):
         decode(file, told, as_it_is)
@@ -281,9 +269,7 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
         ({"videos": [cell(SMALL)], "prompt": "<video>"}, "prompt: got text: the row has 1 video"),
     ],
 )
-def test_what_is_no_row_with_videos_is_refused(
-    tmp_path: Path, changes: dict[str, object], told: str
-) -> None:
+def test_what_is_no_row_with_videos_is_refused(tmp_path: Path, changes, told: str):
     with ChatTokenizer(saved(tmp_path, Qwen2VLForConditionalGeneration)) as chat:
         files = PromptFiles(tmp_path, chat)
         (line,) = files.errors(files.table("a.parquet", {**good_row("<video>?"), **changes}))
