@@ -106,7 +106,7 @@ def tell_apart(path: Path) -> None:
 def test_a_job_learns_what_it_hears(tmp_path: Path):
     """By GRPO: of three pitches no answer that is deaf to them gets more than a third.
 
-    Gradients are those of transformers' whole model in unit/engine/test_sounds.py.
+    Gradients are those of transformers' whole model in unit/engine/test_media.py.
     """
     tiny_jobs.make_tiny_folder(tmp_path, 0.0, "hearing")
     tell_apart(tmp_path / "model" / "model.safetensors")

@@ -114,14 +114,14 @@ def hearing_logits(
     whole: PreTrainedModel, folder: Path, prompt: Tensor, sounds: bytes, response: Tensor
 ) -> Tensor:
     """(response, vocabulary) logits of transformers' whole model, from samples."""
-    ids = torch.cat([prompt, response])[None]
+    ids = torch.cat([prompt, response[:-1]])[None]
     given: dict[str, Tensor] = {}
     if sounds:
         made = features_of(folder, unpacked(sounds))
         given = {"input_features": made["input_features"]}
         given["feature_attention_mask"] = made["attention_mask"]
     logits: Tensor = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits
-    return logits[0, len(prompt) - 1 : -1]
+    return logits[0, len(prompt) - 1 :]
 
 
 def hearing_logprobs(

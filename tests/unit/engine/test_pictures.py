@@ -9,6 +9,8 @@ import torch
 from engine_phase import generate
 from padded_reference import (
     as_the_whole,
+    critic_as_the_whole,
+    engine_as_the_whole,
     pixels_of,
     processor_of,
     two_responses,
@@ -31,8 +33,7 @@ from ppojob_trainer.data.media.pictures import LaterPicture, opened, packed, pac
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead, ValueHead
-from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.towers import TOWERS
 from ppojob_trainer.models.vision_tower import attach_tower, tower_of
@@ -88,54 +89,20 @@ def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_class", tried(FAMILIES))
 def test_a_critic_sees_what_the_whole_model_does(tmp_path, model_class):
-    """One whose head is a row of the output layer values a token by its logit."""
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
-    critic, rows = load_model(tmp_path, kind=CRITIC), make_rows(form_of(tmp_path))
-    assert not critic.score.weight.any()
-    with torch.no_grad():
-        critic.score.weight.copy_(whole.lm_head.weight[7:8])
-    use_packed_attention(critic)
-    with torch.no_grad():
-        values = packed_pass(critic, ValueHead(), rows).outputs[0]
-        responses = torch.split(rows.response_tokens, rows.lengths.tolist())
-        logits = [
-            whole_logits(whole, tmp_path, rows.prompts[group], rows.pictures[group], response)
-            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
-        ]
-    expected = torch.cat(logits)[:, 7]
-    if (cap := getattr(critic.config, "final_logit_softcapping", None)) is not None:
-        values = cap * torch.tanh(values / cap)  # of logits alone
-    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
+    rows = make_rows(form_of(tmp_path))
+    critic_as_the_whole(tmp_path, whole, rows, partial(whole_logits, whole, tmp_path))
 
 
 @pytest.mark.parametrize("model_class", tried(FAMILIES[1:]))
 def test_the_engine_draws_what_the_whole_model_would(tmp_path, model_class):
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
-    form, model = form_of(tmp_path), load_model(tmp_path)
-    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
-    engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9)
-    prompts = [
-        (tuple(form.expanded(ids, pictures)), pictures)
-        for ids, pictures in zip(PROMPTS, PICTURES, strict=True)
-    ]
-    requests = [
-        Request(f"{n}/{sample}", ids, sampling, seed=sample, pictures=pictures)
-        for n, (ids, pictures) in enumerate(prompts)
-        for sample in range(2)
-    ]
-    drawn = generate(engine, requests)
-    for request, row in zip(requests, drawn, strict=True):
-        response = torch.tensor(row.tokens)
-        if TOKEN in row.tokens:
-            continue  # which transformers takes for another picture
-        with torch.no_grad():
-            expected = whole_logprobs(
-                whole, tmp_path, torch.tensor(request.prompt), request.pictures, response
-            )
-        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=1e-5, atol=1e-5)
-    assert requests[4].prompt == requests[6].prompt  # of two pictures
-    assert drawn[4].logprobs != drawn[6].logprobs
+    told = partial(whole_logprobs, whole, tmp_path)
+    prompts = zip(PROMPTS, PICTURES, strict=True)
+    drawn = engine_as_the_whole(tmp_path, [*prompts], told, (TOKEN,), rtol=1e-5)
+    (one, said), (other, differs) = drawn[4], drawn[6]
+    assert one.prompt == other.prompt  # of two pictures
+    assert said.logprobs != differs.logprobs
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
