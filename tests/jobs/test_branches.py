@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 JOB = {
     **tiny_jobs.PPO,
     "steps": {"total": 4, "validateEvery": 2},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 
 

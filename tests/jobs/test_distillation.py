@@ -49,7 +49,6 @@ def distillation(tiny_job, tiny_folder: Path, teacher: Path) -> Callable[..., Pa
             "rewards": [],
             "steps": {"total": STEPS},
             "checkpoint": {"every": 6},
-            "recovery": {"restartsWithoutProgress": 100},
         }
         return tiny_job(**sections | changes)
 

@@ -102,7 +102,6 @@ def sections_of(folder: Path, data: dict[str, object], judge: str) -> dict[str, 
         "rewards": tiny_jobs.reward_at(folder / "judge.py", judge),
         "steps": {"epochs": 1},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
 
 

@@ -15,7 +15,6 @@ SHARED = {**ENGINE, "parallelism": {"tensor": 2}}
 TWO = {"ranksPerReplica": 2}
 CHANGES = {
     "timeouts": {"livenessSeconds": 60},
-    "recovery": {"restartsWithoutProgress": 100},
     "steps": {"total": 2, "validateEvery": 2},
     "checkpoint": {"every": 1},
 }

@@ -40,7 +40,6 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path
             rewards=rewards,
             steps={"total": steps},
             checkpoint={"every": min(2, steps)},
-            recovery={"restartsWithoutProgress": 100},
         )
 
     return make

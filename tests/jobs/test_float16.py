@@ -17,7 +17,6 @@ def job(ranks: int, **rollout: object) -> dict[str, object]:
         "steps": {"total": 2},
         "checkpoint": {"every": 1},
         "timeouts": {"livenessSeconds": 120},
-        "recovery": {"restartsWithoutProgress": 100},
     }
 
 

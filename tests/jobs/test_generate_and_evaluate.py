@@ -225,7 +225,7 @@ KILLS = (
 
 
 def test_killed_anywhere_it_leaves_the_same(generate, tiny_job, trained, output, once):
-    manifest = ppo(tiny_job, recovery={"restartsWithoutProgress": 100})
+    manifest = ppo(tiny_job)
     generate(manifest, output, **job_points.armed(once, *KILLS)).succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in KILLS}
     written = pq.read_table(output / "responses.parquet")["responses"].to_pylist()

@@ -27,7 +27,6 @@ FLOAT32 = {
 VLLM = {"engine": "vllm", "kvCacheGib": 0.25, "maxSequences": 16}
 FOUR_STEPS = {
     "steps": {"total": 4, "validateEvery": 2},
-    "recovery": {"restartsWithoutProgress": 100},
     "timeouts": {"livenessSeconds": 120},
 }
 

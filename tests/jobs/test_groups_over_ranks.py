@@ -55,7 +55,6 @@ def test_a_killed_job_of_parts_ends_as_an_undisturbed_one(
         **job(),
         roles=ROLES,
         timeouts={"livenessSeconds": 60},
-        recovery={"restartsWithoutProgress": 100},
     )
     killed = tmp_path / "killed" / "run"
     run_through(manifest, killed, "rpc.update.answer.before@3=kill", seconds=600)

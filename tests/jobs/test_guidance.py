@@ -57,7 +57,6 @@ def sections_of(rows: Path, tiny_folder: Path, **changes: object) -> dict[str, A
             "lossAggregation": "sequence_mean_token_sum_norm",
         },
         "steps": {"total": STEPS},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 

@@ -134,7 +134,6 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
         "roles": {"tools": {"cpu": 2}},
         "steps": {"total": 3, "validateEvery": 3},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     return tiny_jobs.write_manifest(folder, speaking, **{**sections, **changes})
 

@@ -243,7 +243,6 @@ def test_killed_with_the_real_rollout_engine(start, run_through, tiny_job, tmp_p
         "rollout": {"engine": "vllm", "kvCacheGib": 0.25},
         "training": {"autocast": "auto"},
         "steps": {"total": 4, "validateEvery": 2},
-        "recovery": {"restartsWithoutProgress": 10},
     }
     job = tiny_job(**changes)
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"

@@ -39,7 +39,6 @@ def test_killed_ranks_leave_what_undisturbed_ones_do(
         **PATIENT,
         "training": {"autocast": "none", "mlpTileTokens": 16},
         "steps": {"total": 6, "validateEvery": 3},
-        "recovery": {"restartsWithoutProgress": 100},
         "roles": {"actorRollout": PODS[layout]},
     }
     undisturbed = run_folders.result(alone(folder, **job))

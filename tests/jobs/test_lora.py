@@ -47,7 +47,6 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": {"total": STEPS},
         "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     job = tiny_job(**sections)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -123,7 +122,6 @@ def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
         },
         "steps": {"total": 2},
         "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     job, whole, killed = tiny_job(**sections), tmp_path / "whole", tmp_path / "killed"
     start(job, whole).succeed()
@@ -164,7 +162,6 @@ def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
         },
         "steps": {"total": 3},
         "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     whole, killed = alone(**sections), tmp_path / "killed"
     trained = run_folders.metrics(whole)[-3:]

@@ -25,7 +25,6 @@ BESIDE = {"training": {"autocast": "none", "reshardAfterForward": False}}
 SHORT = {
     "steps": {"total": 2},
     "timeouts": {"livenessSeconds": 120},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 
 

@@ -28,7 +28,6 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
         "rewards": [],
         "rewardModel": {"path": str(tiny_jobs.classifier_of(even_folder)), "dtype": "float32"},
         "steps": {"total": 4, "validateEvery": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     pods = {"actorRollout": {"ranksPerReplica": 2}}
     offloaded = {

@@ -76,7 +76,6 @@ def test_a_killed_job_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, kind
         rewards=tiny_jobs.reward_at(tmp_path / "letters.py", REWARD),
         steps={"total": 3},
         checkpoint={"every": 1},
-        recovery={"restartsWithoutProgress": 100},
         **{"algorithm": {**PPO, "type": "grpo"}, **changes},
     )
     if "rollout" in changes:

@@ -22,7 +22,6 @@ STILL = {"learningRate": 1e-30}
 """Too little to change a weight."""
 JOB = {
     "timeouts": {"livenessSeconds": 60},
-    "recovery": {"restartsWithoutProgress": 1000},
     "rollout": AHEAD,
     "algorithm": {
         "type": "remax",

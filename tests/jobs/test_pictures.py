@@ -89,7 +89,6 @@ def picture_job(folder: Path, **changes: object) -> dict[str, object]:
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": {"total": 3},
         "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 

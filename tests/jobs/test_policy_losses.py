@@ -20,10 +20,7 @@ def test_what_a_loss_draws_is_drawn_again(run_twice, tiny_job):
     """clip_cov draws tokens: a job that is killed draws those of one that nobody disturbed."""
     options = {"share": 0.1, "covarianceLow": 0.0, "covarianceHigh": 100.0}
     algorithm = {**ALGORITHM, "policyLoss": {"type": "clip_cov", "clipCov": options}}
-    recovery = {"restartsWithoutProgress": 100}
-    job = tiny_job(
-        algorithm=algorithm, steps=FOUR_STEPS, recovery=recovery, checkpoint={"every": 1}
-    )
+    job = tiny_job(algorithm=algorithm, steps=FOUR_STEPS, checkpoint={"every": 1})
     points = ("rpc.update.answer.before@3=kill", "controller.step.computed@3=kill")
     whole = run_twice(job, *points)
     drawn = [record["actor/pg_covfrac"] for record in run_folders.metrics(whole)[-4:]]
@@ -45,7 +42,6 @@ def test_a_loss_of_groups_is_that_of_one_rank_and_survives_kills(
         "training": {"autocast": "none", "microBatchTokens": 8},
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": FOUR_STEPS,
-        "recovery": {"restartsWithoutProgress": 100},
     }
     calm = alone(even_folder, **job)
     plain = {"roles": {}, "training": {"autocast": "none"}}
@@ -73,7 +69,6 @@ def test_a_partition_is_learnt_and_survives_kills(alone, run_through, even_folde
         "roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}},
         "steps": FOUR_STEPS,
         "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     calm = alone(even_folder, **job)
     run_folders.assert_close(calm, alone(even_folder, **(job | {"roles": {}})))

@@ -19,7 +19,6 @@ JOB: dict[str, object] = {
     },
     "steps": {"total": 4},
     "checkpoint": {"every": 2},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 
 

@@ -93,7 +93,6 @@ def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
         "rewards": [],
         "steps": {"total": STEPS, "validateEvery": 3, "validateFirst": True},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 
@@ -236,7 +235,6 @@ DRAWN = {
         "kl": {"referenceRefresh": {"everySteps": 2}},
     },
     "steps": {"total": 4, "validateEvery": 4},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 
 

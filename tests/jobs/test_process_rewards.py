@@ -24,7 +24,6 @@ JOB: dict[str, object] = {
     "critic": {"optimizer": {"learningRate": 1e-3}},
     "steps": {"total": 3},
     "checkpoint": {"every": 1},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 APART = {"critic": {"colocateWith": "none"}}
 

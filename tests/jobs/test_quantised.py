@@ -16,7 +16,6 @@ SHORT = {
     "steps": {"total": 2},
     "checkpoint": {"every": 1},
     "timeouts": {"livenessSeconds": 120},
-    "recovery": {"restartsWithoutProgress": 100},
     "roles": {"actorRollout": {"ranksPerReplica": 2}},
 }
 KL = {"in": "loss", "coefficient": 0.01}

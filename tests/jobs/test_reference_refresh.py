@@ -26,7 +26,6 @@ def test_a_refreshed_reference_is_part_of_a_checkpoint(run_twice, tiny_job):
         roles={"actorRollout": {"ranksPerReplica": 2}},
         steps={"total": STEPS},
         checkpoint={"every": 3},
-        recovery={"restartsWithoutProgress": 100},
     )
     points = (
         "rpc.sync_weights.answer.before@3=kill",  # of step 2, refreshed and not answered

@@ -47,7 +47,6 @@ def judged(tiny_job: Callable[..., Path], tmp_path: Path) -> Path:
         rewards=tiny_jobs.reward_at(tmp_path / "judge.py", judge),
         steps={"total": 6, "validateFirst": True, "validateEvery": 3},
         checkpoint={"every": None},
-        recovery={"restartsWithoutProgress": 100},
     )
 
 

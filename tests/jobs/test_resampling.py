@@ -27,7 +27,6 @@ def test_what_is_drawn_is_drawn_again(run_twice, tiny_job):
         roles={"critic": {"colocateWith": "none"}},
         steps={"total": 3},
         checkpoint={"every": 2},
-        recovery={"restartsWithoutProgress": 100},
     )
     points = ("rpc.advantages.answer.after@2=kill", "rpc.update.answer.before@7=kill")
     whole = run_twice(job, *points)

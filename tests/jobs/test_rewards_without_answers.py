@@ -68,7 +68,6 @@ def test_votes_and_certainty_are_exact_over_kills(
         },
         rewards=[{"function": "most", "source": {"path": str(path)}}],
         roles={"reward": {"replicas": 2}},
-        recovery={"restartsWithoutProgress": 100},
         **STEPS,
     )
     points = ("rpc.score.answer.before@1=kill", "rpc.advantages.answer.after@2=kill")

@@ -12,10 +12,7 @@ from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-PATIENT = {
-    "timeouts": {"livenessSeconds": 60},
-    "recovery": {"restartsWithoutProgress": 1000},
-}
+PATIENT = {"timeouts": {"livenessSeconds": 60}}
 SHORT = {"steps": {"total": 3, "validateEvery": 2}, "checkpoint": {"every": 1}}
 ROUNDS = {
     "type": "remax",

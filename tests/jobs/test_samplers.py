@@ -40,7 +40,6 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object]):
             algorithm=algorithm,
             steps={"total": steps},
             checkpoint={**checkpoint, "keepLast": 9},
-            recovery={"restartsWithoutProgress": 100},
             **changes,
         )
 

@@ -57,7 +57,6 @@ def sections_of(rows: Path, **changes: object) -> dict[str, Any]:
         "rewards": [],
         "steps": {"total": STEPS, "validateEvery": 3, "validateFirst": True},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 

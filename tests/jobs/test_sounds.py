@@ -59,7 +59,6 @@ def sound_job(folder: Path, **changes: object) -> dict[str, object]:
         "rewards": tiny_jobs.reward_at(folder / "pitch.py", REWARD),
         "steps": {"total": 3},
         "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 

@@ -15,7 +15,6 @@ import tracker_runs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STUB = Path(__file__).parents[1] / "support" / "stub_tracker.py"
-RECOVERY = {"restartsWithoutProgress": 1000}
 
 
 def repeatable(points: tracker_runs.Points) -> tracker_runs.Points:
@@ -33,7 +32,7 @@ def test_they_hold_a_run_that_was_killed(start, tiny_job, output, undisturbed, o
 
     With mlflow, which takes longest to load: unit/trackers/test_local_forms.py.
     """
-    job = tiny_job(recovery=RECOVERY, loggers=["console", "wandb", "trackio"])
+    job = tiny_job(loggers=["console", "wandb", "trackio"])
     environment = {"HOME": str(tmp_path)} | job_points.armed(
         once,
         "controller.step.recorded@3=kill",

@@ -69,7 +69,6 @@ def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict
         "rewards": [{"function": "talk", "source": {"path": str(folder / "talk.py")}}],
         "steps": {"total": 4, "validateEvery": 4},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
 
 
@@ -100,5 +99,4 @@ def searching(folder: Path, config: Mapping[str, object], **agent: object) -> di
         "rollout": {**spec["rollout"], "stopTokenIds": stops},
         "data": {**spec["data"], "maxResponseTokens": 192},
         "steps": {"total": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }

@@ -65,6 +65,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
         "steps": {"total": 12, "validateEvery": 6},
         "checkpoint": {"every": 2},
         "timeouts": {"livenessSeconds": 30},
+        "recovery": {"restartsWithoutProgress": 30},  # more than a test has kills, but for some
     }
     return {
         "apiVersion": "ppojob.dev/v1alpha1",
