@@ -46,9 +46,7 @@ def facts(folder: Path) -> Facts:
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
 @pytest.mark.parametrize("moment", ["first", "later", "update", "squeezed"])
 def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment: str) -> None:
-    """Of several pictures of several sizes; of a later turn, which a tool has shown one more; after
-    new weights; where rows are begun again.
-    """
+    """Of several sizes; of later turns with one more; after new weights; of rows begun again."""
     assert facts[family][moment] < (OF_TOLD if family == "gemma 4 told" else LARGEST)
     assert facts[family]["another picture"] > 0.1
     assert facts[family]["restarted"] > 0

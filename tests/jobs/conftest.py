@@ -40,10 +40,7 @@ def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forks the ranks of all jobs and `ppojob` itself: libraries are loaded once for all workers.
-
-    A job that is started in another environment than the tests' has servers of its own.
-    """
+    """Forks the ranks of jobs and `ppojob` itself, unless a job has another environment."""
     keeper = Path(tiny_jobs.__file__).with_name("server_keeper.py")
     with (
         kept_once(tmp_path_factory, "forks", keeper, tiny_jobs.environment()) as folder,
@@ -137,10 +134,7 @@ def start(tmp_path: Path, fork_server: None) -> Iterator[Callable[..., Run]]:
 
 @pytest.fixture
 def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
-    """Runs a job to its good end through kills, each of which must happen.
-
-    Where one takes the whole job with it, the same command is given again.
-    """
+    """Runs a job through kills, each of which must happen, to its good end, by the same command."""
 
     def run(manifest: Path, output: Path, *points: str, seconds: float = 300.0) -> Run:
         killed = start(manifest, output, **job_points.armed(once, *points))
@@ -157,10 +151,7 @@ def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
 
 @pytest.fixture
 def run_twice(start, run_through, tmp_path: Path) -> Callable[..., Path]:
-    """Runs a job undisturbed, and through kills, which change no bit of what it leaves.
-
-    Answers the run folder of the first.
-    """
+    """Runs a job undisturbed, whose folder it answers, and through kills, which change no bit."""
 
     def run(manifest: Path, *points: str, seconds: float = 900.0) -> Path:
         calm = start(manifest, tmp_path / "calm").succeed(seconds).output
@@ -173,10 +164,7 @@ def run_twice(start, run_through, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def run_through_lives(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
-    """Runs a job to its good end through lives, each of which one point ends, with everything.
-
-    A point counts its hits in its life alone, which goes on from the last checkpoint.
-    """
+    """Runs a job to its good end through lives, each of which one point ends, with everything."""
 
     def run(manifest: Path, output: Path, *points: str) -> Run:
         for life, point in enumerate(points):

@@ -169,10 +169,7 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
 def test_engines_in_pods_of_their_own_call_a_service(
     talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
-    """Their ranks call the tools; those that train get the rows, turns and all.
-
-    Whether a function or a service answers changes no bit.
-    """
+    """Ranks of engines call it; that it is no function changes no bit."""
 
     def add(asked: dict[str, int]) -> Answer:
         body = {"text": str(asked["a"] + asked["b"]), "reward": 0.25}
@@ -228,10 +225,7 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
 def test_conversations_go_on_with_newer_weights(
     roles, max_staleness, points, talking_folder, run_twice, tmp_path: Path
 ):
-    """Turns and calls of several steps side by side: no kill and no latency changes a bit.
-
-    Turns are compared with those that began from the same, under every kill alike.
-    """
+    """Turns are compared as they began from the same: no kill and no latency changes a bit."""
     sections = agent_jobs.talking(talking_folder, {})
     compared = {"type": "gigpo", "promptsPerStep": 4, "samplesPerPrompt": 4}
     rollout = {**sections["rollout"], "maxStaleness": max_staleness, "maxSequences": 64}
@@ -325,10 +319,7 @@ def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
 def test_a_teacher_reads_a_prompt_of_its_own_before_a_conversation(
     run_twice, replay, talking_folder: Path, tmp_path: Path
 ):
-    """Row by row as transformers, over all turns; drawn steps ahead in pods of their own, killed.
-
-    And again from its rows.
-    """
+    """Row by row as transformers; drawn steps ahead in pods apart, killed, and replayed."""
     lines = (talking_folder / "train.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:

@@ -122,10 +122,7 @@ def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
 def test_each_of_several_teachers_reads_the_rows_of_its_data_sources(
     start, run_twice, distillation, several, teacher, tiny_folder, tmp_path
 ):
-    """Against jobs with one of them for all rows: in the first step both draw the same.
-
-    In two ranks, of which one leaves the device while the other works; killed, and apart.
-    """
+    """As jobs with one of them say in the first step; by two ranks, killed, offloaded, apart."""
     policy = tiny_folder / "model"
     steps = {"total": 3}
     told = {}
@@ -294,10 +291,7 @@ REPROMPT = {
 def test_a_teacher_is_shown_a_good_response_of_the_group(
     run_through, run_twice, distillation, shown, said, tmp_path
 ):
-    """Row by row in the first step; killed on the way, and by two ranks in pods of their own.
-
-    Rows whose reward function failed are no good ones, and are taught nothing.
-    """
+    """Row by row in the first step, but where a reward failed; killed on the way, and apart."""
     job = distillation({"reprompt": REPROMPT}, **shown)
     points = ("rpc.reprompt.answer.before@2=kill", "rpc.forward.answer.after@3=kill")
     whole = run_twice(job, *points)
@@ -331,10 +325,7 @@ KILLED_BEHIND_PROMPTS = "rpc.reprompt.answer.after@2=kill_group"
 def test_a_step_whose_responses_are_all_bad_teaches_nothing(
     start, run_through, distillation, shown, even_folder, tmp_path
 ):
-    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job.
-
-    A text that no function gives is warned of.
-    """
+    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job."""
     shown["model"] = {"path": str(even_folder / "model")}
     settings = {"divergence": "reverse_kl", "reprompt": {"minScore": 2.0, "feedbackKey": "told"}}
     bad = start(distillation(settings, **shown), tmp_path / "bad").succeed()

@@ -1,9 +1,4 @@
-"""Dynamic sampling: a batch in which three prompts of ten teach something is filled in rounds.
-
-The job is one pass over the data: it ends with the step that draws the last prompts.
-
-The reward function says never the same twice, so nothing that a kill loses can be made again.
-"""
+"""Dynamic sampling, of one pass over data of which three prompts of ten teach something."""
 
 import json
 from collections.abc import Callable

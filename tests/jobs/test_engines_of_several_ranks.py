@@ -51,10 +51,7 @@ def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undistur
     ],
 )
 def test_killed_in_generation(run_through, tiny_job, output, undisturbed, roles):
-    """Pods of a rank each share the engine: one goes before, and one behind its answer.
-
-    What the job leaves is what one does whose engine lies in one pod.
-    """
+    """Pods of a rank each leave what one pod does; killed before and behind an answer."""
     points = ("rpc.generate.answer.before@2=kill", "rpc.generate.answer.after@1=kill")
     job = tiny_job(**CHANGES, rollout=SHARED, roles=roles)
     run_through(job, output, *points, seconds=1_500)

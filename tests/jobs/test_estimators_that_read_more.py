@@ -1,8 +1,4 @@
-"""Estimators that read more than the scores.
-
-Greedy responses (ReMax), several rewards (GDPO), probabilities (optimal token baselines), earlier
-steps (SPO).
-"""
+"""Estimators that read more than scores: ReMax, GDPO, optimal token baselines, SPO."""
 
 import json
 import statistics

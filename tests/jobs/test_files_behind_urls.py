@@ -1,7 +1,4 @@
-"""A job whose files lie behind URLs is the job whose files lie on this machine.
-
-Also where its run folder is lost half-way, and goes on from a copy.
-"""
+"""Files behind URLs give the same job, also one that goes on from a copy of its lost folder."""
 
 import functools
 import http.server

@@ -1,7 +1,4 @@
-"""Whole jobs whose models live on a GPU, with the types of numbers that `auto` is there.
-
-For a machine with one GPU: `make test-gpu`.
-"""
+"""Whole jobs on one GPU, with the types of numbers that `auto` is there (`make test-gpu`)."""
 
 import subprocess
 import sys

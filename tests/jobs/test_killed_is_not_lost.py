@@ -196,10 +196,7 @@ def test_leaving_anything_out_of_the_checkpoint_is_noticed(
 
 
 def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undisturbed):
-    """Not at a point of ours but whenever it hits: the rank, then the controller, then a child.
-
-    At last what forks the ranks: all that hold models go with it, and come back without it.
-    """
+    """The rank, the controller, a child, and at last the fork server with its ranks."""
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, PPOJOB_FORK_SERVER="")  # one of its own
     for step, role, kind in (

@@ -30,10 +30,7 @@ def contents(folder: Path) -> list[bytes]:
 def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     start, run_through, once: Path, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
-    """With both kinds of a KL, whose reference is the policy without its adapters.
-
-    A layer beside them is trained whole, of which the reference has what the job began with.
-    """
+    """The KL is to the policy without adapters, and with the layer beside them as it began."""
     sections: dict[str, object] = {
         "model": {"path": str(tiny_folder / "model"), "lora": ADAPTERS, "averageDecay": 0.5},
         "algorithm": {

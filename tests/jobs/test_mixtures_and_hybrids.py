@@ -1,7 +1,4 @@
-"""Mixtures of experts, models with linear attention, and parts of larger models.
-
-By both engines: kills lose nothing.
-"""
+"""Mixtures, linear attention, and parts of larger models, by both engines: kills lose nothing."""
 
 from pathlib import Path
 
@@ -131,11 +128,7 @@ def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
 def test_a_job_trains_the_layer_that_predicts_further_tokens(
     run_twice, finished, tiny_folder_of, tmp_path: Path, engine: str, ranks: int
 ):
-    """Engines draw without it, and exports have it, with what it shares with the model.
-
-    The bias by which routers choose moves beside; that of the layer stays.
-    Killed with the engine that starts sooner: neither draws with what a kill may lose.
-    """
+    """Engines draw without it, exports have it; biases of routers move, but for its own."""
     folder = tiny_folder_of(0.0, "with_mtp")
     grpo = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
     job = {

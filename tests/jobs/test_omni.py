@@ -58,10 +58,7 @@ def write_rows(path: Path, count: int) -> None:
     ],
 )
 def test_a_killed_job_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, kind, changes):
-    """Over ranks that share the tokens of a row, with a critic; and with vLLM.
-
-    What is not trained is kept. What kills may lose of an engine that hears is lost by both.
-    """
+    """Over ranks that share tokens, with a critic; and by vLLM. What is not trained is kept."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, f"omni {kind}")
     write_rows(tmp_path / "train.parquet", 24)
     manifest = tiny_jobs.write_manifest(

@@ -384,10 +384,7 @@ def test_adapters_alone_reach_engines_far_ahead(run_twice, tiny_job, tiny_folder
 def test_everything_killed_with_rows_under_way(
     run, job, request, run_through_lives, tiny_job, output
 ):
-    """What was drawn ahead of the checkpoint, and beside that, is in it; the rest is drawn again.
-
-    The weights that drew it are nowhere.
-    """
+    """The checkpoint has what was drawn ahead of it; what came later is drawn again."""
     points = (
         "controller.step.computed@2",  # before there is a checkpoint
         "rpc.update.answer.after@14",  # in step 4, a step behind one

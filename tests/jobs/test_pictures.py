@@ -265,10 +265,7 @@ ENGINES = {
     [("seeing", "huggingface"), pytest.param("seeing_3", "vllm", marks=pytest.mark.vllm)],
 )
 def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -> None:
-    """Over ranks that share the tokens of a row, and with vLLM; the tower learns.
-
-    What kills may lose of an engine that sees is lost with pictures too.
-    """
+    """Over ranks that share the tokens of a row, and undisturbed by vLLM; the tower learns."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
     write_rows(tmp_path / "train.parquet", 24)
     rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
@@ -349,10 +346,7 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path
 
 @pytest.mark.long
 def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
-    """One that is the policy says of each token what the policy did; one with other eyes does not.
-
-    Ranks share the tokens of a row.
-    """
+    """The policy itself says the same of each token, and one with other eyes does not."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     write_rows(tmp_path / "train.parquet", 24)
     shutil.copytree(tmp_path / "model", tmp_path / "other")

@@ -32,10 +32,7 @@ APART = {"critic": {"colocateWith": "none"}}
 def test_it_learns_the_outcomes_whatever_is_killed_and_wherever_it_lives(
     run_twice, finished, even_folder, tmp_path
 ):
-    """In pods of its own, to which the rows and the outcomes have to come, and beside the policy.
-
-    Ranks change only rounding.
-    """
+    """In pods of its own, and beside the policy; ranks change only rounding."""
     points = (
         "rpc.update.answer.after@2=kill",  # the process reward model, which learns first
         "rpc.forward.answer.before@4=kill",  # its pass, which knows what was learnt

@@ -35,10 +35,7 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBa
 def test_it_ends_as_a_job_on_its_numbers(
     run_twice, start, tiny_folder_of, tmp_path, model, form, engine
 ):
-    """Policy and reference over two ranks, of one folder; a kill changes no bit.
-
-    What vLLM may lose of it, it loses of any folder.
-    """
+    """Policy and reference over two ranks, of one folder; a kill changes no bit."""
     folder = tmp_path / "tiny"
     shutil.copytree(tiny_folder_of(0.0, model), folder)
     quantise(folder / "model", form, tmp_path / "twin")

@@ -1,7 +1,4 @@
-"""Rows are kept before anything is trained on them, so nobody has to make them a second time.
-
-The reward function of these jobs never says the same twice, as an LLM that is asked over a network.
-"""
+"""Rows are kept before they are trained on: rewards that never say the same are asked once."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -74,10 +74,7 @@ def sound_job(folder: Path, **changes: object) -> dict[str, object]:
     ],
 )
 def test_a_killed_job_with_sounds_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, changes):
-    """Over ranks that share the tokens of a row, with a critic that hears too; and with vLLM.
-
-    What kills may lose of an engine that hears is lost by both.
-    """
+    """Over ranks that share tokens, with a critic that hears too; and undisturbed by vLLM."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "hearing")
     write_rows(tmp_path / "train.parquet", 24)
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **sound_job(tmp_path, **changes))
@@ -103,10 +100,7 @@ def tell_apart(path: Path) -> None:
 
 @pytest.mark.long
 def test_a_job_learns_what_it_hears(tmp_path: Path):
-    """By GRPO: of three pitches no answer that is deaf to them gets more than a third.
-
-    Gradients are those of transformers' whole model in unit/engine/test_media.py.
-    """
+    """By GRPO: of three pitches no answer that is deaf to them gets more than a third."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.0, "hearing")
     tell_apart(tmp_path / "model" / "model.safetensors")
     write_rows(tmp_path / "train.parquet", 48)

@@ -28,10 +28,7 @@ def named(points: tracker_runs.Points) -> list[tuple[int, str]]:
 
 
 def test_they_hold_a_run_that_was_killed(start, tiny_job, output, undisturbed, once, tmp_path):
-    """The controller alone, a rank, and everything, trackers too; then the same command.
-
-    With mlflow, which takes longest to load: unit/trackers/test_local_forms.py.
-    """
+    """The controller, a rank, and everything with the trackers (mlflow: unit/trackers)."""
     job = tiny_job(loggers=["console", "wandb", "trackio"])
     environment = {"HOME": str(tmp_path)} | job_points.armed(
         once,

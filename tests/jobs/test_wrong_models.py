@@ -1,7 +1,4 @@
-"""Models that a job cannot use, by `ppojob run`: exact lines, nothing started.
-
-What is said of a folder alone is in tests/unit/models.
-"""
+"""Models that a job cannot use, by `ppojob run`; of a folder alone: tests/unit/models."""
 
 import os
 import shutil

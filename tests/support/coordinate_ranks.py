@@ -136,11 +136,7 @@ def serve(connection: Connection, role: str, rank: int, dims: ParallelDims, host
 
 
 def run(dims: ParallelDims) -> dict[str, list[dict[str, Any]]]:
-    """What the ranks of both roles have to say.
-
-    Args:
-        dims: layout of the owners, four ranks.
-    """
+    """What the ranks of both roles have to say, under a layout of the four owners."""
     hosts = own_hosts()
     context = forks()
     started = []

@@ -27,10 +27,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it is answered: a JSON value, a body as it is, or parts of a text that come one by one.
-
-    A status of 0 cuts the connection; with -1 nothing is ever said.
-    """
+    """A JSON value, a body as it is, or parts of it in turn; status 0 cuts, and -1 is silent."""
 
     status: int = 200
     value: Any = None

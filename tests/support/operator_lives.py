@@ -24,11 +24,7 @@ PATIENCE_SECONDS = 600.0
 
 
 class Kubelet:
-    """Starts a replica, behind a proxy, again whenever it has ended, until told to stop.
-
-    Each life ends at the write that `strike` numbers, before or behind it; after `most` such lives
-    the next one goes on.
-    """
+    """Starts a replica whenever it has ended, `most` times at the write that `strike` numbers."""
 
     def __init__(
         self,

@@ -149,10 +149,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
-    """What `Lfm2VlImageProcessor`, which wants torchvision, makes of the tiles of pictures.
-
-    Each is padded to the patches of the largest.
-    """
+    """Tiles, padded to the largest, as by `Lfm2VlImageProcessor`, which wants torchvision."""
     inputs = [tower_inputs(opened(one), form) for one in files]
     shapes = torch.cat([one["spatial_shapes"] for one in inputs])
     lengths = shapes.prod(dim=-1).tolist()
@@ -163,10 +160,7 @@ def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def _joined(patches: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """The patches (b, n, p p 3) of pictures as `Gemma4UnifiedImageProcessor` joins them, 2 by 2.
-
-    transformers has that class for torchvision alone.
-    """
+    """Patches (b, n, p p 3), joined 2 by 2 as by `Gemma4UnifiedImageProcessor`."""
     side, most, found = 2 * PATCH, patches.shape[1] // 4, {}
     for own, places in zip(patches, positions, strict=True):
         across, down = (places.amax(dim=0) + 1).tolist()

@@ -151,11 +151,7 @@ TOOLS = [
 
 
 class ChatInProcess(ChatTokenizer):
-    """Renders templates that are known to be harmless without a process of their own.
-
-    Attributes:
-        rendered: how many conversations were.
-    """
+    """Renders harmless templates without a process, and counts the conversations: `rendered`."""
 
     rendered = 0
 

@@ -58,10 +58,7 @@ def write(folder: Path, root_file_system: Path, entrypoint: Sequence[str] = ()) 
 
 
 def archive(folder: Path, name: str, known: Collection[str], out: IO[bytes]) -> None:
-    """Write a layout as the tar stream that containerd imports under a name.
-
-    Blobs with digests that the reader already knows are left out.
-    """
+    """Write a layout as a tar stream for containerd, without blobs whose digests are `known`."""
     index = json.loads((folder / "index.json").read_text())
     for manifest in index["manifests"]:
         manifest["annotations"] = {"io.containerd.image.name": name}

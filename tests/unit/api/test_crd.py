@@ -86,10 +86,7 @@ def test_every_rule_stands_in_its_section() -> None:
 
 
 def test_no_rule_reads_what_has_no_form() -> None:
-    """An API server takes no CRD with a rule on something of which it knows no members or size.
-
-    It compares such a thing with what it was.
-    """
+    """An API server takes no rule on what it knows no members or size of."""
     for path, node in NODES.items():
         for rule in node.get("x-kubernetes-validations", []):
             looked_into = re.sub(r"\bself(\.[\w.]+) == oldSelf\1\b", "", rule["rule"])

@@ -128,10 +128,7 @@ def tells(*identities: PodIdentity) -> Callable[[Any], PodIdentity]:
 
 @pytest.mark.parametrize("reading", [(), (UNREAD, UNREAD)])
 def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods) -> None:
-    """Also by a controller that came back, and by one that must ask again.
-
-    Else a pod that was made again with another model would be compared with itself alone.
-    """
+    """Also by a controller that came back: else the new pod is compared with itself alone."""
     roles = pods(tells(SAME), tells(*reading, OTHER_MODEL))
     assert [group.name for group in roles.missing()] == ["reward"]
     with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):

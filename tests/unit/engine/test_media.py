@@ -1,5 +1,4 @@
-"""Sounds, videos, and these with pictures in one prompt: trainer and engine compute what
-transformers' whole models do."""
+"""Sounds, videos, and these with pictures: trainer and engine compute what whole models do."""
 
 from collections.abc import Callable
 from functools import partial

@@ -146,9 +146,7 @@ def literal_dpo(
 
 
 def likelihoods(rows: list[torch.Tensor], spec: DpoSpec) -> torch.Tensor:
-    """(rows,) log-probabilities of whole answers, those of LD-DPO: the tail of the longer counts
-    less.
-    """
+    """(rows,) log-probabilities of answers; of LD-DPO the tail of the longer one counts less."""
     found = []
     for number, row in enumerate(rows):
         shared = min(len(row), len(rows[number ^ 1]))

@@ -1,7 +1,4 @@
-"""What the operator makes for a job, word for word, and what its settings make of pods.
-
-That the golden pods pass Pod Security `restricted` is for the API server to say: tests/cluster.
-"""
+"""What the operator makes for a job, word for word, and what its settings make of pods."""
 
 import dataclasses
 import os

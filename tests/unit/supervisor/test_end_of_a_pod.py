@@ -1,7 +1,4 @@
-"""A pod that is asked to end tells its controller, however early, and each that it starts.
-
-On one machine it does not outlive the runner that started it, however early that is gone.
-"""
+"""A pod that is asked to end tells all that it started, and does not outlive its runner."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""A forked process is as one that was started by itself, and outlives nobody.
-
-The servers here are real, and so are their forks; what these run is the test's.
-"""
+"""A forked process is as one that was started by itself, and outlives nobody: real servers."""
 
 import json
 import os

@@ -126,10 +126,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
 
 @pytest.mark.parametrize(("kind", "pace"), [("2.5", 3), ("2.5", 25), ("3", 13)])
 def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int) -> None:
-    """Of sounds, pictures and videos in any order, whose frames follow each other at any pace.
-
-    Of Qwen3-Omni at those whose clips come at whole positions: transformers rounds no others.
-    """
+    """Of frames at any pace; of Qwen3-Omni those at whole positions, which transformers rounds."""
     thinker = save_omni_model(tmp_path, kind)
     edit(tmp_path / "config.json", {"position_id_per_seconds": pace})
     thinker.config.position_id_per_seconds = pace

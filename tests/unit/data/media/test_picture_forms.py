@@ -78,10 +78,7 @@ def of_internvl(folder: Path) -> Any:
 
 
 class OfMistral:
-    """What transformers' `PixtralProcessor` makes, which is not loaded without torchvision.
-
-    Source: its `replace_image_token`; pixels are those of its class for PIL.
-    """
+    """`PixtralProcessor`, not loaded without torchvision, by its `replace_image_token` and PIL."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -108,10 +105,7 @@ def of_gemma(folder: Path) -> Any:
 
 
 class OfGemma4:
-    """What transformers' `Gemma4Processor` makes, which is not loaded without torchvision.
-
-    Source: its `replace_image_token`; tokens are counted by its class for PIL.
-    """
+    """`Gemma4Processor`, not loaded without torchvision, by its `replace_image_token` and PIL."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -127,10 +121,7 @@ class OfGemma4:
 
 
 def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
-    """Of SmolVLM too, whose own wants a package for its videos, and writes the same for pictures.
-
-    Its token of pictures is another one here.
-    """
+    """Of SmolVLM too, whose own wants a package for videos; with another token of pictures."""
 
     class Processor(Idefics3Processor):
         def check_argument_for_proper_class(self, *_: object) -> None: ...
@@ -160,10 +151,7 @@ def of_lighton(folder: Path) -> Any:
 
 
 class OfLfm2:
-    """What transformers' `Lfm2VlProcessor` makes, whose class of pictures wants torchvision.
-
-    Tiles are those of the form, which `test_pictures_are_cut_as_by_the_processor_of_lfm2` tests.
-    """
+    """`Lfm2VlProcessor`, without torchvision, by the tiles of the form, which are tested apart."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer, self.form = AutoTokenizer.from_pretrained(folder), form_of(folder)
@@ -259,10 +247,7 @@ def save_lfm2(folder: Path) -> Splits:
 
 
 def test_pictures_are_cut_as_by_the_processor_of_lfm2(tmp_path: Path) -> None:
-    """Columns and rows of tiles, and of the tokens of the whole, which it needs torchvision to say.
-
-    To the last one several grids are as near.
-    """
+    """Tiles, and tokens of the whole, which it needs torchvision to say."""
     form = save_lfm2(tmp_path)
     for size, tiles, whole in (
         ((40, 20), (0, 0), (12, 6)),
