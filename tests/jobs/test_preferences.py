@@ -14,11 +14,7 @@ import torch
 from job_runs import Run
 from safetensors.torch import load_file
 from tiers import first_in_test
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -40,12 +40,7 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from ppojob_api.v1alpha1.algorithm import (
-    AlgorithmSpec,
-    GuidanceSpec,
-    KlSpec,
-    PositiveExamplesSpec,
-)
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GuidanceSpec, KlSpec, PositiveExamplesSpec
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
@@ -67,13 +62,9 @@ from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.adapter_names import B
 from ppojob_trainer.models.families import FAMILIES as TABLE
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.state_dict import (
-    named_full_tensors,
-)
+from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.parallel.boxes import copy_pieces, full_tensor
-from ppojob_trainer.parallel.collectives import (
-    gather_within,
-)
+from ppojob_trainer.parallel.collectives import gather_within
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import World

@@ -53,10 +53,7 @@ from ppojob_trainer.models.state_dict import (
     trained_tensors,
 )
 from ppojob_trainer.parallel.boxes import box_of, full_tensor, local_part
-from ppojob_trainer.parallel.collectives import (
-    max_over_ranks,
-    sum_over_ranks,
-)
+from ppojob_trainer.parallel.collectives import max_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import World

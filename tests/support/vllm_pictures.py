@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from engine_phase import close_quickly, generate
 from padded_reference import as_in_files, whole_logprobs
-from seeing_models import (
-    GLM,
-    POOLED,
-    TEXTS,
-    ToldGemma4ForConditionalGeneration,
-    save_seeing_model,
-)
+from seeing_models import GLM, POOLED, TEXTS, ToldGemma4ForConditionalGeneration, save_seeing_model
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
 from torch import Tensor
 from transformers import (
@@ -52,12 +46,7 @@ from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_files import own_name
-from ppojob_trainer.rollout.protocol import (
-    Finished,
-    Request,
-    SamplingParams,
-    generation_phase,
-)
+from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generation_phase
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = {

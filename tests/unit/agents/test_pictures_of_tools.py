@@ -8,11 +8,7 @@ import torch
 from padded_reference import whole_logprobs
 from seeing_models import FILMED, save_seeing_model
 from tiny_models import NAMES, PICTURE, SEEING_TEMPLATE, TEMPLATE, VIDEO, picture, save_tokenizer
-from transformers import (
-    AutoTokenizer,
-    PreTrainedModel,
-    Qwen2_5_VLProcessor,
-)
+from transformers import AutoTokenizer, PreTrainedModel, Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from turn_templates import TOOLS, ChatInProcess
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos

@@ -17,11 +17,7 @@ from ragged_batches import DTYPES, fixed_batches
 from verl_batches import stored_batches, table
 
 from ppojob_trainer.algorithms import rollout_correction
-from ppojob_trainer.algorithms.rollout_correction import (
-    Correction,
-    Rejection,
-    correct,
-)
+from ppojob_trainer.algorithms.rollout_correction import Correction, Rejection, correct
 from ppojob_trainer.algorithms.rollout_diagnostics import (
     diagnostics,
     token_diagnostic_names,

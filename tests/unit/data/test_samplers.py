@@ -7,13 +7,7 @@ import pytest
 
 from ppojob_api.well_known import BUILT_IN_SAMPLERS, SEEN_OF_ROWS
 from ppojob_trainer.data.order import uniform_draws
-from ppojob_trainer.data.samplers import (
-    SAMPLERS,
-    checked,
-    nearest,
-    read_answer,
-    uncertain,
-)
+from ppojob_trainer.data.samplers import SAMPLERS, checked, nearest, read_answer, uncertain
 from ppojob_trainer.data.score_history import RowHistory, after_step, columns
 from ppojob_trainer.errors import Wrong
 

@@ -25,11 +25,7 @@ from ppojob_trainer.models.folder_checks import check_model_folder, context_toke
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_in, adapters_of
-from ppojob_trainer.models.state_dict import (
-    hf_named_tensors,
-    named_full_tensors,
-    trained_tensors,
-)
+from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors, trained_tensors
 
 OLDER = ("gpt_neox", "gpt2", "opt", "phi", "starcoder2", "stablelm")
 LAYERS = {

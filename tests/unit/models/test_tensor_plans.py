@@ -11,10 +11,7 @@ from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from mtp_models import place_of, save_mtp_model
 from safetensors.torch import load_file, save_file
 from tiny_models import CORRECTED, DELTA_NETWORKS, MIXTURE, SIZES, make_model
-from transformers import (
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-)
+from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.run_config import resolve
