@@ -10,10 +10,7 @@ import tiny_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-JOB = {
-    **tiny_jobs.PPO,
-    "steps": {"total": 4, "validateEvery": 2},
-}
+JOB = {**tiny_jobs.PPO, "steps": {"total": 4, "validateEvery": 2}}
 
 
 @pytest.fixture

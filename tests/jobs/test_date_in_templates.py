@@ -22,11 +22,7 @@ def dated(tiny_job, tiny_folder: Path, classifier: Path, tmp_path: Path) -> Path
     template.write_text("{{ strftime_now('%Y %S.%f ') }}" + TEMPLATE)
     return tiny_job(
         model={"path": str(tiny_folder / "model"), "chatTemplate": str(template)},
-        rewardModel={
-            "path": str(classifier),
-            "dtype": "float32",
-            "chatTemplate": str(template),
-        },
+        rewardModel={"path": str(classifier), "dtype": "float32", "chatTemplate": str(template)},
         rewards=[],
         roles={"rewardModel": {"colocateWith": "none"}},
         steps={"total": 4},

@@ -68,11 +68,7 @@ def several(tiny_folder: Path, tmp_path: Path) -> Callable[..., dict[str, object
     def sections(**folders: Path) -> dict[str, object]:
         teachers = [{"path": str(path), "dataSources": [name]} for name, path in folders.items()]
         return {
-            "data": {
-                "train": [{"path": str(data)}],
-                "maxPromptTokens": 64,
-                "maxResponseTokens": 8,
-            },
+            "data": {"train": [{"path": str(data)}], "maxPromptTokens": 64, "maxResponseTokens": 8},
             "reference": {"teachers": teachers},
         }
 

@@ -22,10 +22,7 @@ FLOAT32 = {
     "rollout": {"engine": "huggingface", "dtype": "float32"},
 }
 VLLM = {"engine": "vllm", "kvCacheGib": 0.25, "maxSequences": 16}
-FOUR_STEPS = {
-    "steps": {"total": 4, "validateEvery": 2},
-    "timeouts": {"livenessSeconds": 120},
-}
+FOUR_STEPS = {"steps": {"total": 4, "validateEvery": 2}, "timeouts": {"livenessSeconds": 120}}
 
 
 def manifest(folder: Path, tiny_folder: Path, role: object = ONE_GPU, **sections: object) -> Path:

@@ -50,11 +50,7 @@ def test_a_killed_job_of_parts_ends_as_an_undisturbed_one(
     several, run_through, even_folder, tmp_path
 ):
     manifest = tiny_jobs.write_manifest(
-        tmp_path / "killed",
-        even_folder,
-        **job(),
-        roles=ROLES,
-        timeouts={"livenessSeconds": 60},
+        tmp_path / "killed", even_folder, **job(), roles=ROLES, timeouts={"livenessSeconds": 60}
     )
     killed = tmp_path / "killed" / "run"
     run_through(manifest, killed, "rpc.update.answer.before@3=kill", seconds=600)

@@ -19,10 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 ENGINES = {"huggingface": {}, "vllm": {"kvCacheGib": 0.1}}
 BESIDE = {"training": {"autocast": "none", "reshardAfterForward": False}}
 """What else ranks that share experts are tried with, and checkpoints in the background."""
-SHORT = {
-    "steps": {"total": 2},
-    "timeouts": {"livenessSeconds": 120},
-}
+SHORT = {"steps": {"total": 2}, "timeouts": {"livenessSeconds": 120}}
 
 
 def points_of(engine: str) -> list[str]:
@@ -167,9 +164,7 @@ def job_of_states(engine: str, dtype: str, ranks: int) -> dict[str, object]:
     return {
         **SHORT,
         "rollout": {"engine": engine, "dtype": dtype, "maxSequences": 16, **ENGINES[engine]},
-        "roles": {
-            "actorRollout": {"ranksPerReplica": ranks, "parallelism": {"sequence": ranks}},
-        },
+        "roles": {"actorRollout": {"ranksPerReplica": ranks, "parallelism": {"sequence": ranks}}},
         "checkpoint": {"every": 1},
     }
 

@@ -13,11 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow, pytest.
 @pytest.mark.parametrize(
     ("family", "ranks", "overrides"),
     [
-        (
-            "gpt2",
-            {},
-            {"layer_norm_epsilon": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
-        ),
+        ("gpt2", {}, {"layer_norm_epsilon": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}),
         (
             "gpt_neox",
             {"ranksPerReplica": 2, "parallelism": {"tensor": 2}},

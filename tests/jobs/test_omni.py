@@ -50,9 +50,7 @@ def write_rows(path: Path, count: int) -> None:
     ("kind", "changes"),
     [
         pytest.param(
-            "2.5",
-            {"algorithm": PPO, "roles": {"actorRollout": SHARED}},
-            id="huggingface",
+            "2.5", {"algorithm": PPO, "roles": {"actorRollout": SHARED}}, id="huggingface"
         ),
         pytest.param("3", {"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
     ],

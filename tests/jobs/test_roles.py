@@ -59,11 +59,7 @@ def test_roles_apart_give_the_bits_of_roles_beside_and_what_is_rejected_reaches_
 
 def test_two_ranks_give_the_numbers_of_one(finished, beside: Path):
     two_ranks = {"colocateWith": "none", "ranksPerReplica": 2}
-    roles = {
-        "actorRollout": {"ranksPerReplica": 2},
-        "critic": two_ranks,
-        "reference": two_ranks,
-    }
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "critic": two_ranks, "reference": two_ranks}
     two = finished("two", **tiny_jobs.PPO, **SHORT, roles=roles)
     for step in (1, 2):
         assert run_folders.rows(two, step) == run_folders.rows(beside, step)

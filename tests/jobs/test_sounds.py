@@ -66,10 +66,7 @@ def sound_job(folder: Path, **changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(
-            {"algorithm": PPO, "roles": {"actorRollout": SHARED}},
-            id="huggingface",
-        ),
+        pytest.param({"algorithm": PPO, "roles": {"actorRollout": SHARED}}, id="huggingface"),
         pytest.param({"rollout": VLLM}, id="vllm", marks=[pytest.mark.vllm, pytest.mark.long]),
     ],
 )

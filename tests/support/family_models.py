@@ -230,11 +230,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "lfm2": {**CONVOLUTIONS, "block_multiple_of": 8},
     "lfm2_moe": {**CONVOLUTIONS, **MIXTURE, "num_dense_layers": 1},
     "ernie4_5": {"head_dim": 12},
-    "hunyuan_v1_dense": {
-        "head_dim": 8,
-        "attention_bias": True,
-        "rope_parameters": DYNAMIC,
-    },
+    "hunyuan_v1_dense": {"head_dim": 8, "attention_bias": True, "rope_parameters": DYNAMIC},
     "hy_v3": {**MIXTURE, "head_dim": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7},
     "hunyuan_v1_moe": {
         "head_dim": 8,

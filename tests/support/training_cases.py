@@ -489,11 +489,7 @@ def objective(
 
 
 def head_with_kl(
-    engine: TrainEngine,
-    folder: Path,
-    world: World,
-    name: str,
-    divergence: Divergence = REVERSE_KL,
+    engine: TrainEngine, folder: Path, world: World, name: str, divergence: Divergence = REVERSE_KL
 ) -> HeadOf:
     """The KL, or another divergence, to another model."""
     reference = ForwardEngine(load_model(folder / name, world=world), HEAD, engine._training, world)

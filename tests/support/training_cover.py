@@ -97,12 +97,7 @@ _ONLY = {
     "value_model_of_states": tuple(one for one in WORLDS if LAYOUTS[one].tensor == 1),
 }
 """Scenarios that say nothing of other layouts."""
-_READ = {
-    "even": ("1", "2", "2p2"),
-    "adapters": ("t2",),
-    "muon": ("2",),
-    "partition": (),
-}
+_READ = {"even": ("1", "2", "2p2"), "adapters": ("t2",), "muon": ("2",), "partition": ()}
 """Whose checkpoints the layouts of one kind take up in the cover."""
 
 

@@ -59,13 +59,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def run_rank(
-    rank: int,
-    dims: ParallelDims,
-    port: int,
-    results: Path,
-    work: Work,
-    leave: Barrier,
-    kind: str,
+    rank: int, dims: ParallelDims, port: int, results: Path, work: Work, leave: Barrier, kind: str
 ) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)

@@ -49,10 +49,7 @@ def write(folder: Path, root_file_system: Path, entrypoint: Sequence[str] = ()) 
         "config": blob(json.dumps(config).encode(), _CONFIG),
         "layers": [layer],
     }
-    index = {
-        "schemaVersion": 2,
-        "manifests": [blob(json.dumps(manifest).encode(), _MANIFEST)],
-    }
+    index = {"schemaVersion": 2, "manifests": [blob(json.dumps(manifest).encode(), _MANIFEST)]}
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
     (folder / "index.json").write_text(json.dumps(index))
 

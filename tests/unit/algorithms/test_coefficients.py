@@ -93,12 +93,7 @@ def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(measured, response
         # What CHORD's authors compute with peak 0.5, valley 0.02, two steps of warm-up and four of
         # decay, which they do not count with the warm-up.
         (
-            {
-                "warmup_steps": 2,
-                "schedule": "cosine",
-                "decay_steps": 6,
-                "min_coefficient": 0.02,
-            },
+            {"warmup_steps": 2, "schedule": "cosine", "decay_steps": 6, "min_coefficient": 0.02},
             [0.0, 0.25, 0.5, 0.4297056, 0.26, 0.0902944, 0.02, 0.02, 0.02],
         ),
     ],

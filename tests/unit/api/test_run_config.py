@@ -102,10 +102,7 @@ def test_the_lower_bound_of_a_ratio_is_written_out() -> None:
     assert [one.low for one in spec.algorithm.rollout_correction.rejection] == [0.25, None]
 
 
-MODEL_AND_CRITIC = {
-    "rewardModel": {"path": "/models/r"},
-    "algorithm": algorithm("ppo"),
-}
+MODEL_AND_CRITIC = {"rewardModel": {"path": "/models/r"}, "algorithm": algorithm("ppo")}
 
 
 @pytest.mark.parametrize(

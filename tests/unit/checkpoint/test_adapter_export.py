@@ -28,11 +28,7 @@ def test_merged_and_apart(dtype, alpha, tmp_path):
     assert (name, adapter.a, adapter.b, adapter.lora) == (f"{LAYER}.weight", a, b, lora)
     target = tmp_path / "export"
     export_model(
-        target,
-        weights.items(),
-        model_folder=tmp_path / "model",
-        dtype=dtype,
-        adapters=adapters,
+        target, weights.items(), model_folder=tmp_path / "model", dtype=dtype, adapters=adapters
     )
     found = load_file(target / "model.safetensors")
     assert found.keys() == weights.keys()

@@ -28,16 +28,10 @@ FORMS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"textPrompts": "user_message"},
     ),
     "messages and text": ({"prompt": [ASKED], "chosen": "2", "rejected": "3"}, {}),
-    "messages of all": (
-        {"prompt": [ASKED], "chosen": [said("2")], "rejected": [said("3")]},
-        {},
-    ),
+    "messages of all": ({"prompt": [ASKED], "chosen": [said("2")], "rejected": [said("3")]}, {}),
     "whole conversations": ({"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")]}, {}),
     "text of whole conversations": (
-        {
-            "chosen": "\n\nHuman: 1+1\n\nAssistant: 2",
-            "rejected": "\n\nHuman: 1+1\n\nAssistant: 3",
-        },
+        {"chosen": "\n\nHuman: 1+1\n\nAssistant: 2", "rejected": "\n\nHuman: 1+1\n\nAssistant: 3"},
         {},
     ),
     "whole conversations beside their prompt": (
@@ -201,11 +195,7 @@ def test_long_pairs_are_dropped_and_equal_ones_left_out(files: PromptFiles) -> N
 def test_what_a_pair_is_taken_for_is_part_of_the_digest(files: PromptFiles) -> None:
     row = {**FORMS["messages and text"][0], "best": "2"}
     digests = set()
-    for given, settings in (
-        ("dpo", {}),
-        ("reward_model", {}),
-        ("dpo", {"chosenKey": "best"}),
-    ):
+    for given, settings in (("dpo", {}), ("reward_model", {}), ("dpo", {"chosenKey": "best"})):
         with opened(files, row, given=given, **settings) as dataset:
             digests.add(dataset.digest)
     assert len(digests) == 3

@@ -45,12 +45,7 @@ def updated(
     """The biases of each layer behind an update, and what it measured."""
     spec = TrainingSpec(**{"autocast": "none", **training})
     engine = TrainEngine(
-        load_model(folder),
-        HEAD,
-        spec,
-        OPTIMIZER,
-        10,
-        routers=RouterCoefficients.of(SPEC),
+        load_model(folder), HEAD, spec, OPTIMIZER, 10, routers=RouterCoefficients.of(SPEC)
     )
     values = engine.update(rows, PolicyObjective.of(SPEC)).values
     found = selection_biases_of(engine.model)

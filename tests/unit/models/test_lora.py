@@ -210,11 +210,7 @@ def test_experts_that_take_no_adapters_are_refused(tmp_path, lora, model, where)
 
 @pytest.mark.parametrize(
     ("targets", "layers"),
-    [
-        (None, ALL),
-        (("all-linear",), ALL),
-        (("v_proj", "down_proj"), {"v_proj", "down_proj"}),
-    ],
+    [(None, ALL), (("all-linear",), ALL), (("v_proj", "down_proj"), {"v_proj", "down_proj"})],
 )
 def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets, layers):
     plain = make_model(**TWO_LAYERS, tie_word_embeddings=False)

@@ -172,10 +172,7 @@ def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
         rollout={"engine": "vllm", "adapters": "beside"},
     )
     found = {one.where for one in check_layouts(resolve(load_job(manifest)).spec)}
-    assert found == {
-        "spec.rollout.adapters",
-        "spec.roles.actorRollout.parallelism.pipeline",
-    }
+    assert found == {"spec.rollout.adapters", "spec.roles.actorRollout.parallelism.pipeline"}
     lora = LoraSpec(
         rank=4, base_type="nf4", weight_decomposed=True, target_modules=["c_attn", "q_proj"]
     )

@@ -196,8 +196,7 @@ def test_each_matrix_of_a_stack_is_drawn_by_its_own_width(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "model"),
-    [*FAMILY_MODELS.items(), ("gemma4_text", MIXTURE_MODELS["gemma4_text"])],
+    ("family", "model"), [*FAMILY_MODELS.items(), ("gemma4_text", MIXTURE_MODELS["gemma4_text"])]
 )
 def test_adapters_are_those_that_memory_is_planned_by(tmp_path, family, model):
     kind, own = model

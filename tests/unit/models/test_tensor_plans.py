@@ -43,12 +43,7 @@ THEIRS = {
     "rowwise_split_input": ROWWISE,
     "replicated_with_grad_allreduce": IN_EACH_HEAD,
 }
-OF_LATENTS = {
-    "q_proj": COLWISE,
-    "q_b_proj": COLWISE,
-    "kv_b_proj": COLWISE,
-    "o_proj": ROWWISE,
-}
+OF_LATENTS = {"q_proj": COLWISE, "q_b_proj": COLWISE, "kv_b_proj": COLWISE, "o_proj": ROWWISE}
 """Which transformers leaves whole."""
 
 
@@ -244,11 +239,7 @@ LAYOUTS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str, Told]]] = {
     ],
     "a bias of routers that moves": [
         (config, {"algorithm": {**GRPO, "routerBiasRate": 0.001}}, "algorithm.routerBiasRate", told)
-        for config, told in (
-            (SIZES, NO_EFFECT),
-            ({**SIZES, **EXPERTS}, NO_EFFECT),
-            (OF_GLM, None),
-        )
+        for config, told in ((SIZES, NO_EFFECT), ({**SIZES, **EXPERTS}, NO_EFFECT), (OF_GLM, None))
     ],
     "blocks in tiles": [
         (config, {"training": {"mlpTileTokens": 4096}}, "training.mlpTileTokens", told)
@@ -259,10 +250,7 @@ LAYOUTS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str, Told]]] = {
         for config, told in (
             ({**OF_GLM, "num_nextn_predict_layers": 1}, None),
             ({**OF_GLM, "num_nextn_predict_layers": 2}, LATER),
-            (
-                {**SIZES, **EXPERTS, "model_type": "qwen3_next", "mtp_num_hidden_layers": 1},
-                LATER,
-            ),
+            ({**SIZES, **EXPERTS, "model_type": "qwen3_next", "mtp_num_hidden_layers": 1}, LATER),
         )
     ],
     "experts that ranks share, of one of the models that live there": [

@@ -76,8 +76,7 @@ def test_it_is_told_once_and_nothing_else_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "phase", "reason"),
-    [(0, "Succeeded", "TrainingDone"), (3, "Failed", "TrainingFailed")],
+    ("code", "phase", "reason"), [(0, "Succeeded", "TrainingDone"), (3, "Failed", "TrainingFailed")]
 )
 def test_it_ends(code: int, phase: str, reason: str) -> None:
     report = ControllerReport("uid-sum-controller-0", "done", "", code)

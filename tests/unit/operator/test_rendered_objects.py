@@ -325,11 +325,7 @@ def test_a_later_item_of_the_pods_stands_over_an_earlier_one() -> None:
     assert (claims(controller), claims(reward)) == (["a"], ["b"])
     hosts = ("host", 1, "DoNotSchedule")
     assert spread(controller) == [("zone", 1, "DoNotSchedule"), hosts]
-    assert spread(reward) == [
-        hosts,
-        ("zone", 3, "DoNotSchedule"),
-        ("zone", 1, "ScheduleAnyway"),
-    ]
+    assert spread(reward) == [hosts, ("zone", 3, "DoNotSchedule"), ("zone", 1, "ScheduleAnyway")]
     assert (controller["dnsConfig"], controller.get("schedulerName")) == (dns, None)
     assert reward["dnsConfig"] == {**dns, "searches": ["b.example"]}
     assert reward["schedulerName"] == "mine"

@@ -177,11 +177,7 @@ def test_a_model_is_told_of_tools_in_the_form_of_openai() -> None:
     (told,) = tool_schemas(AgentSpec.model_validate({"tools": [spec]}))
     assert told == {
         "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Counts.",
-            "parameters": TOOL.parameters,
-        },
+        "function": {"name": "calculator", "description": "Counts.", "parameters": TOOL.parameters},
     }
     assert TOOL.parameters["required"] == ["expression"]
     assert tool_schemas(None) == []

@@ -71,8 +71,7 @@ def test_what_a_tool_may_show(value: object, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [ToolResponse(image=["a.png"]), ToolResponse(video=[IMAGE]), IMAGE.convert("F")],
+    "value", [ToolResponse(image=["a.png"]), ToolResponse(video=[IMAGE]), IMAGE.convert("F")]
 )
 def test_what_it_may_not(value: object) -> None:
     with pytest.raises(BadResult):

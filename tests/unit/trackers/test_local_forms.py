@@ -104,11 +104,7 @@ def by_hand(tracker: str, folder: Path) -> None:
 
 
 def test_a_configuration_as_parameters():
-    assert flat(CONFIG) == {
-        "algorithm.type": "grpo",
-        "rewards": '[{"weight": 1.0}]',
-        "seed": "0",
-    }
+    assert flat(CONFIG) == {"algorithm.type": "grpo", "rewards": '[{"weight": 1.0}]', "seed": "0"}
 
 
 def test_names_that_mlflow_takes():

@@ -163,10 +163,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
             'audios: got "data:audio/wav;base64,UklG?": ',
         ),
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
-        (
-            {"audios": [{"bytes": bytes(PIPED)}]},
-            "audios: got a sound of ",
-        ),
+        ({"audios": [{"bytes": bytes(PIPED)}]}, "audios: got a sound of "),
         ({"audios": ["a\0.wav"]}, 'audios: got "a\\u0000.wav": it cannot be read; '),
         ({"audios": [7]}, "audios: got int: it is not a sound"),
         (
@@ -188,10 +185,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
             "audios: got a sample that is not finite: ",
         ),
         ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
-        (
-            {"prompt": spoken({"type": "image", "image": "a.png"})},
-            "prompt[0].content[0]: got ",
-        ),
+        ({"prompt": spoken({"type": "image", "image": "a.png"})}, "prompt[0].content[0]: got "),
         ({"prompt": spoken("a"), "audios": None}, 'prompt[0].content[0]: got "a": parts of '),
         (
             {"prompt": spoken({"type": "audio", "audio": "a.wav"}), "audios": ["b.wav"]},

@@ -255,15 +255,9 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
         ({"videos": [cell([*SMALL, RED])]}, "videos: got 16 by 16 and 24 by 16: frames of a video"),
         ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are not a picture: "),
         ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps sets which frames"),
-        (
-            {"videos": [cell(SMALL, video_start=2.0)]},
-            "videos: got video_start: not in",
-        ),
+        ({"videos": [cell(SMALL, video_start=2.0)]}, "videos: got video_start: not in"),
         ({"videos": [{"video": "nowhere.mp4"}]}, 'videos: got "nowhere.mp4": no such file; '),
-        (
-            {"videos": [{"video": b"no video"}]},
-            "videos: got bytes of a video: 0 frames",
-        ),
+        ({"videos": [{"video": b"no video"}]}, "videos: got bytes of a video: 0 frames"),
         ({"videos": [7]}, "videos: got int: it is not a video; "),
         ({"videos": [cell(SMALL)] * 2}, "prompt: got 1 mark <video>: the row has 2 videos; "),
         ({"videos": [cell(SMALL)], "prompt": "<video>"}, "prompt: got text: the row has 1 video"),
