@@ -22,6 +22,16 @@ from ppojob_api import contract
 from ppojob_cli.local_pods import LocalPods
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole jobs are slow: each may take 15 minutes, unless its test says another time."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "test_wrong" not in item.path.name:
+            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, its tokenizer, data and a reward function."""

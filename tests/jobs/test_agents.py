@@ -21,8 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppojob_trainer.agents.formats.search_r1 import INVALID, information
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 ROWS = 16
 
 

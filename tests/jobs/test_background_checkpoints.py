@@ -8,7 +8,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 SECTIONS = {
     "checkpoint": {"every": 1, "background": True},

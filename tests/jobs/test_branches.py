@@ -8,8 +8,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 JOB = {**tiny_jobs.PPO, "steps": {"total": 4, "validateEvery": 2}}
 
 

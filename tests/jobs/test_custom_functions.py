@@ -8,8 +8,6 @@ import run_folders
 import tiny_jobs
 from job_runs import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms" / "sppo.py"
 STAGES = {"ranksPerReplica": 2, "parallelism": {"pipeline": 2}}
 FIELD = "spec.algorithm.policyLoss.custom"

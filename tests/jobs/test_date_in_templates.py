@@ -9,8 +9,6 @@ from tiny_models import TEMPLATE
 
 from ppojob_trainer.checkpoint.journal import Journal, RunBegan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 BEGAN = 981_173_106.25
 """3 February 2001, 04:05:06 in UTC."""
 

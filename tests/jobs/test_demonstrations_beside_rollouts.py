@@ -9,8 +9,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS = 4
 PPO = tiny_jobs.PPO["algorithm"]
 

@@ -12,8 +12,6 @@ import torch
 from padded_reference import token_logprobs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS = 20
 LETTERS, OTHERS = "letters", "others"
 """Data sources of prompts, in turn."""

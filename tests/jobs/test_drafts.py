@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import run_folders
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 ROLLOUT = {
     **{"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16},

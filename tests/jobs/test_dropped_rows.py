@@ -6,8 +6,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 REWARD = """
 def count(data_sources, solution_strs, ground_truths, extra_infos):
     with open({calls!r}, "a+") as calls:

@@ -14,8 +14,6 @@ from tiers import first_in_test
 
 from ppojob_trainer.controller.progress import STATUS_FILE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 SIZE, SAMPLES, ROWS = 4, 3, 40
 JUDGE = """
 import random

@@ -8,7 +8,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 ENGINE = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
 SHARED = {**ENGINE, "parallelism": {"tensor": 2}}

@@ -10,8 +10,6 @@ import run_folders
 import tiny_jobs
 from job_runs import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 JUDGE = """
 import random
 

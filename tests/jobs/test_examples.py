@@ -46,7 +46,7 @@ GSM8K = [
 ]
 """Rows as GSM8K has them."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,6 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 STEPS = {"total": 4, "validateFirst": False, "validateEvery": None, "validateLast": True}
 OF_A_STEP = 16
 

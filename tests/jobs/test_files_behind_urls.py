@@ -11,7 +11,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = {"total": 4, "validateEvery": 2}
 
 

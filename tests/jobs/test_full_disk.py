@@ -13,8 +13,6 @@ from tiers import first_in_test
 
 from ppojob_trainer.checkpoint.store import incomplete
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 LESS_THAN_A_CHECKPOINT = 600 << 10
 """Bytes; a checkpoint of the tiny model has 680 KiB, rows and logs of ten steps a fourth."""
 

@@ -17,8 +17,6 @@ import run_folders
 import tiny_jobs
 from job_runs import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 SAMPLING = {"samples": 3, "temperature": 1.0}
 ROLLOUT = {"engine": "huggingface", "dtype": "float32", "validation": SAMPLING}
 SHORT = {"total": 2, "validateEvery": 1}

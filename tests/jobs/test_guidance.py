@@ -9,8 +9,6 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS, SAMPLES, GIVEN = 4, 3, 2
 TARGETS = ("seven", ["of course", "no", "never"], [{"role": "assistant", "content": "is it"}], None)
 """Of rows in turn; a response of more than 8 tokens is cut, and a third one is not given."""

@@ -19,7 +19,7 @@ from trees import tree
 
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.processes
 
 DOCUMENTS = 5_000
 

@@ -10,8 +10,6 @@ import tiny_jobs
 import tiny_models
 from made_once import made_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 USERS = '''
 import json, os, random, time, urllib.request
 from verl.interactions.base import BaseInteraction

@@ -16,8 +16,6 @@ from ppojob_api import contract
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StatusServer]:

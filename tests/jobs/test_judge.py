@@ -32,7 +32,7 @@ def own(data_source, solution_str, ground_truth, extra_info, reward_router_addre
     assert len(drawn) <= 4
     return {"score": zlib.crc32(f"{said}{drawn}".encode()) % 100 / 100, "said": said}
 """
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 def test_killed_servers_and_reward_processes_change_nothing(

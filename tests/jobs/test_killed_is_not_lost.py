@@ -22,7 +22,7 @@ from tiers import first_in_test
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.manifest import sha256_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 RECOVERY = {"restartsWithoutProgress": 1000}
 

@@ -8,7 +8,7 @@ import run_folders
 import tiny_jobs
 from _pytest.mark.structures import ParameterSet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 PATIENT = {"timeouts": {"livenessSeconds": 60}}
 LAYOUTS = {

@@ -8,7 +8,7 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 
 def pod(ranks: int, **parallelism: int) -> dict[str, object]:

@@ -13,8 +13,6 @@ import pytest
 import run_folders
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 
 def test_a_job_is_real_processes_and_leaves_none(start, tiny_job, output: Path):
     run = start(tiny_job(steps={"total": 400}), output, PPOJOB_FORK_SERVER="")

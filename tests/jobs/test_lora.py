@@ -10,8 +10,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS = 4
 ADAPTERS = {
     "rank": 4,

@@ -14,7 +14,7 @@ from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 ENGINES = {"huggingface": {}, "vllm": {"kvCacheGib": 0.1}}
 BESIDE = {"training": {"autocast": "none", "reshardAfterForward": False}}

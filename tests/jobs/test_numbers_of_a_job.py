@@ -9,8 +9,6 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 ALGORITHM = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8}
 REWARD = """
 def odd_length(data_source, solution_str, ground_truth, extra_info):

@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 
 from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 TRAINED = ["weights", "optimizer", "activations"]
 
 

@@ -10,8 +10,6 @@ from hearing_models import assert_decoder_alone_learnt, tone_file
 from tiny_models import picture
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen3OmniMoeForConditionalGeneration
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 PITCHES, COLORS = (200, 900, 4000), ("red", "green", "blue")
 REWARD = """
 def letters(data_source, solution_str, ground_truth, extra_info):

@@ -13,7 +13,7 @@ from run_folders import rows
 from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 STEPS = 5
 AHEAD = {"engine": "huggingface", "dtype": "float32", "maxStaleness": 1}

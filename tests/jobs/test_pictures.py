@@ -22,8 +22,6 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.models.weight_files import own_name
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 REWARD = """
 def color(data_source, solution_str, ground_truth, extra_info):

@@ -9,8 +9,6 @@ import tiny_jobs
 
 from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
 FOUR_STEPS = {"total": 4}
 

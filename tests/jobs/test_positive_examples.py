@@ -6,8 +6,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 RIGHT = 0.25
 JOB: dict[str, object] = {
     **tiny_jobs.PPO,

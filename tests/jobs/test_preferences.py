@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS = 6
 LAYOUTS: dict[str, dict[str, object]] = {
     "three ranks": {"ranksPerReplica": 3},

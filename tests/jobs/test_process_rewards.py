@@ -10,8 +10,6 @@ import tiny_jobs
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 ALGORITHM = {
     "type": "prime",
     "promptsPerStep": 4,

@@ -22,7 +22,7 @@ from patience import eventually
 
 from ppojob_api import contract
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 # KL is in the reward here, not in the loss; nor is there a critic.
 NOT_IN_THIS_RUN = {

@@ -10,7 +10,7 @@ from quantised_models import quantise
 from safetensors.torch import load_file
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 SHORT = {
     "steps": {"total": 2},

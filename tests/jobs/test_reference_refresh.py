@@ -3,8 +3,6 @@
 import pytest
 import run_folders
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS = 6
 
 

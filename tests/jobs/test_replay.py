@@ -10,8 +10,6 @@ import tiny_jobs
 from job_runs import Run
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 JUDGE = """
 import random, time
 

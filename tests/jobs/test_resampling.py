@@ -8,8 +8,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 @pytest.mark.long
 def test_what_is_drawn_is_drawn_again(run_twice, tiny_job):

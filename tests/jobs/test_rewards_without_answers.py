@@ -10,8 +10,6 @@ import torch
 from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 LETTERS = """
 def most(data_source, solution_strs, ground_truth, extra_infos):
     marks = [text[:1] for text in solution_strs]

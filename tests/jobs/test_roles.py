@@ -11,7 +11,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
 SHORT = {"steps": {"total": 3, "validateEvery": 3}}

@@ -10,7 +10,7 @@ import pytest
 import run_folders
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 PATIENT = {"timeouts": {"livenessSeconds": 60}}
 SHORT = {"steps": {"total": 3, "validateEvery": 2}, "checkpoint": {"every": 1}}

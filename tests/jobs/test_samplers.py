@@ -16,8 +16,6 @@ from job_runs import Run
 
 from ppojob_trainer.data.samplers import uncertain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "samplers" / "adarft.py"
 ROWS, PROMPTS, SAMPLES = 40, 4, 2
 ARGUMENTS = {"column": "index", "start": 7.0, "largest": 39.0, "step_size": 9.0}

@@ -4,10 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from tiny_models import NAMES
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_penalty_and_min_p_reach_training_and_validation(alone: Callable[..., Path]) -> None:

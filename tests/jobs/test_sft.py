@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS = 6
 ROWS = 8
 COPIES = {"roles": {"actorRollout": {"ranksPerReplica": 2, "parallelism": {"dataShard": 1}}}}

@@ -8,8 +8,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 # Of the responses of a batch the first has no score, and the others have different ones.
 REWARD = """
 def lengths(solution_strs, extra_infos, **rows):

@@ -12,8 +12,6 @@ from hearing_models import assert_decoder_alone_learnt, tone_file
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2AudioForConditionalGeneration
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 PITCHES = {"low": 200, "middle": 900, "high": 4000}
 REWARD = """
 def pitch(data_source, solution_str, ground_truth, extra_info):

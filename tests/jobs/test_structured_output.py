@@ -12,8 +12,6 @@ from made_once import made_once
 from refused_jobs import edit
 from tiny_models import NAMES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 FORM = "[a-z]{1,5}([.!] ?)?"
 END = NAMES.index("<|im_end|>")
 

@@ -12,8 +12,6 @@ import run_folders
 import tiny_jobs
 import tracker_runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 STUB = Path(__file__).parents[1] / "support" / "stub_tracker.py"
 
 

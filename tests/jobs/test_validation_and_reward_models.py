@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 import run_folders
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 ACCURACY = "val-core/tiny/acc/mean@1"
 
 
