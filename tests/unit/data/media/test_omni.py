@@ -36,7 +36,6 @@ from video_reference import frames_of
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
-from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_forms import all_take_pictures, read_form, why_no_media
 from ppojob_trainer.data.media.pictures import (
     is_picture,
@@ -76,7 +75,7 @@ def processor_of(folder: Path) -> ProcessorMixin:
     return processor
 
 
-def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
+def test_prompts_are_those_of_the_models_processor(folder: Path, files: PromptFiles) -> None:
     """Of sounds and pictures in any order; a mark of what the row has none of is text."""
     pictures = [{"bytes": noise(1, (40, 20))}, {"bytes": noise(2, (16, 33))}]
     sounds = [{"bytes": LONG}, {"bytes": WAVE}]
@@ -87,10 +86,8 @@ def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
         good_row("none"),
     ]
     processor = processor_of(folder / "model")
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        with files.open(files.table("a.parquet", *rows), maxPromptTokens=500) as found:
-            taken = [found[number] for number in range(len(rows))]
+    with files.open(files.table("a.parquet", *rows), maxPromptTokens=500) as found:
+        taken = [found[number] for number in range(len(rows))]
     for row, told in zip(taken, rows, strict=True):
         seen = [opened(one) for one in unpacked(row.pictures) if is_picture(one)]
         heard = [one for one in map(sound_of, unpacked(row.pictures)) if one is not None]
@@ -179,22 +176,18 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
         ),
     ],
 )
-def test_what_cannot_be_shown_is_refused(folder: Path, changes: dict[str, object], told: str):
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        row = {**good_row("<audio>"), **changes}
-        (error,) = files.errors(files.table("b.parquet", row), maxPromptTokens=500)
-        assert error.startswith(f"b.parquet:0:{told}")
+def test_what_cannot_be_shown_is_refused(files: PromptFiles, changes: dict[str, object], told: str):
+    row = {**good_row("<audio>"), **changes}
+    (error,) = files.errors(files.table("b.parquet", row), maxPromptTokens=500)
+    assert error.startswith(f"b.parquet:0:{told}")
 
 
-def test_columns_that_no_mark_shows_are_told_of(folder: Path) -> None:
+def test_columns_that_no_mark_shows_are_told_of(files: PromptFiles) -> None:
     """Each kind by itself: the row shows a picture, and of its sound nothing."""
     row = good_row("<image>", images=[{"bytes": noise(1)}], audio={"bytes": WAVE})
     row["prompt"][0]["content"] += "<audio>"
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
-            (told,) = map(str, dataset.warnings)
+    with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
+        (told,) = map(str, dataset.warnings)
     assert "nothing from the column audios" in told
 
 

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
+def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path, files: PromptFiles) -> None:
     (folder / "wide.png").write_bytes(WIDE)
     path = str(folder / "wide.png")
     rows = [
@@ -55,34 +55,32 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
         good_row("<image>", images=[{"bytes": WIDE, "path": "unread.png"}]),
         good_row("no picture", images=[]),
     ]
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        lines = files.lines("b.jsonl", good_row("<image>!", images=path))
-        with files.open(files.table("a.parquet", *rows), lines) as dataset:
-            found = [dataset[number] for number in range(4)]
-            assert dataset.warnings == []
-        one, two, three, four = (chat.decode(row.token_ids) for row in found)
-        assert one.count(PICTURE) == 2 * 2 + 2 * 5
-        assert "a ~~~~b~~~" in one
-        assert two.count(PICTURE) == four.count(PICTURE) == 2 * 5
-        assert PICTURE not in three
-        assert [row.pictures for row in found] == [
-            packed([RED, WIDE]),
-            packed([WIDE]),
-            b"",
-            packed([WIDE]),
-        ]
-        assert found[0].prompt == rows[0]["prompt"]
-        dropped = files.report(files.folder / "a.parquet", maxPromptTokens=30)
-        assert dropped.train_rows == 2
-        (cut,) = files.errors(
-            files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
-        )
-        assert "longer than spec.data.maxPromptTokens" in cut
-        assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
+    lines = files.lines("b.jsonl", good_row("<image>!", images=path))
+    with files.open(files.table("a.parquet", *rows), lines) as dataset:
+        found = [dataset[number] for number in range(4)]
+        assert dataset.warnings == []
+    one, two, three, four = (files.chat.decode(row.token_ids) for row in found)
+    assert one.count(PICTURE) == 2 * 2 + 2 * 5
+    assert "a ~~~~b~~~" in one
+    assert two.count(PICTURE) == four.count(PICTURE) == 2 * 5
+    assert PICTURE not in three
+    assert [row.pictures for row in found] == [
+        packed([RED, WIDE]),
+        packed([WIDE]),
+        b"",
+        packed([WIDE]),
+    ]
+    assert found[0].prompt == rows[0]["prompt"]
+    dropped = files.report(files.folder / "a.parquet", maxPromptTokens=30)
+    assert dropped.train_rows == 2
+    (cut,) = files.errors(
+        files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
+    )
+    assert "longer than spec.data.maxPromptTokens" in cut
+    assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
 
 
-def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> None:
+def test_pictures_are_made_as_large_as_rows_and_the_job_say(files: PromptFiles) -> None:
     """As qwen-vl-utils has it: by bicubic splines, to whole units of what the model sees."""
     drawn = Image.effect_noise((100, 60), 80).convert("RGB")
     file = io.BytesIO()
@@ -96,15 +94,13 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> Non
         {"bytes": RED},
         {"path": f"data:image/png;base64,{base64.encodebytes(RED).decode()}"},  # in lines
     ]
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
-        found = {}
-        for most in (None, 512):
-            spec = files.spec(table, maxPicturePixels=most)
-            with PromptDataset.open(spec.train, spec, chat) as dataset:
-                found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
-                tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
+    table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
+    found = {}
+    for most in (None, 512):
+        spec = files.spec(table, maxPicturePixels=most)
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
+            tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
     assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2, 2 * 2]
     sizes = [opened(one).size for one in found[512]]
     assert sizes == [(24, 16), (40, 24), (32, 16), (32, 32), (16, 16), (16, 16)]
@@ -177,12 +173,10 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ({"images": [{"bytes": RED}], "prompt": "<image>"}, "prompt: got text: the row has 1"),
     ],
 )
-def test_what_is_no_row_with_pictures_is_refused(folder: Path, changes, told: str) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        row = {**good_row("<image>?"), **changes}
-        (line,) = files.errors(files.table("a.parquet", row))
-        assert line.startswith(f"a.parquet:0:{told}")
+def test_what_is_no_row_with_pictures_is_refused(files: PromptFiles, changes, told: str) -> None:
+    row = {**good_row("<image>?"), **changes}
+    (line,) = files.errors(files.table("a.parquet", row))
+    assert line.startswith(f"a.parquet:0:{told}")
 
 
 def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
@@ -197,30 +191,28 @@ def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "kto"])
-def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> None:
+def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str) -> None:
     """Answers that are compared or judged have none behind them."""
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
-        spec = files.spec(table)
-        with PromptDataset.open(spec.train, spec, chat, given=kind) as dataset:
-            assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
-            asked = chat.decode(dataset[1].token_ids)
-            assert asked.count(PICTURE) == 2 * 2
-            assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
-            assert not any("mark" in line for line in dataset.warnings)
-        (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
-        assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 picture")
-        if kind == "sft":
-            return
-        talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
-        key, later = {"dpo": "chosen", "kto": "completion"}[kind], given_rows(kind)
-        later |= {
-            key: [{"role": "assistant", "content": "?"}, *talk],
-            "images": [{"bytes": RED}] * 2,
-        }
-        (line,) = files.errors(files.table("c.parquet", later), given=kind)
-        assert line.startswith("c.parquet:0:prompt: got <image> after an answer: ")
+    table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
+    spec = files.spec(table)
+    with PromptDataset.open(spec.train, spec, files.chat, given=kind) as dataset:
+        assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
+        asked = files.chat.decode(dataset[1].token_ids)
+        assert asked.count(PICTURE) == 2 * 2
+        assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
+        assert not any("mark" in line for line in dataset.warnings)
+    (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
+    assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 picture")
+    if kind == "sft":
+        return
+    talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
+    key, later = {"dpo": "chosen", "kto": "completion"}[kind], given_rows(kind)
+    later |= {
+        key: [{"role": "assistant", "content": "?"}, *talk],
+        "images": [{"bytes": RED}] * 2,
+    }
+    (line,) = files.errors(files.table("c.parquet", later), given=kind)
+    assert line.startswith("c.parquet:0:prompt: got <image> after an answer: ")
 
 
 @pytest.mark.parametrize("kind", [None, "seeing_squares"])
@@ -262,11 +254,9 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
         assert line.startswith("c.parquet:0:prompt: got 3 marks <image>: the row has 2 pictures")
 
 
-def test_a_reward_model_is_shown_no_pictures(folder: Path) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
-        report = files.report(table, given="reward_model")
+def test_a_reward_model_is_shown_no_pictures(files: PromptFiles) -> None:
+    table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
+    report = files.report(table, given="reward_model")
     assert report.errors == []
     assert any("the model gets the placeholder only" in line for line in report.warnings)
 
@@ -282,38 +272,35 @@ def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> 
     assert any("SiglipImageProcessor" in line for line in report.warnings)
 
 
-def test_a_mark_without_a_picture_is_told(folder: Path) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", good_row("<image>?", images=[]))
-        with files.open(table, files.lines("b.jsonl", good_row("<image>!", image=[7]))) as dataset:
-            told = [Path(line.partition(": got")[0]).name for line in dataset.warnings]
+def test_a_mark_without_a_picture_is_told(files: PromptFiles) -> None:
+    table = files.table("a.parquet", good_row("<image>?", images=[]))
+    with files.open(table, files.lines("b.jsonl", good_row("<image>!", image=[7]))) as dataset:
+        told = [Path(line.partition(": got")[0]).name for line in dataset.warnings]
     assert told[:2] == ["a.parquet:0:prompt", "b.jsonl:1:prompt"]
 
 
-def test_other_pictures_under_the_same_path_are_other_data(folder: Path) -> None:
+def test_other_pictures_under_the_same_path_are_other_data(
+    folder: Path, files: PromptFiles
+) -> None:
     path = folder / "one.png"
-    with ChatTokenizer(folder / "model") as chat:
-        files, found = PromptFiles(folder, chat), set()
-        lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))
-        for shown in (RED, picture("blue"), RED):
-            path.write_bytes(shown)
-            with files.open(lines) as dataset:
-                found.add(dataset.digest)
+    found = set()
+    lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))
+    for shown in (RED, picture("blue"), RED):
+        path.write_bytes(shown)
+        with files.open(lines) as dataset:
+            found.add(dataset.digest)
     assert len(found) == 2
 
 
-def test_a_row_has_no_more_than_tools_are_given(folder: Path) -> None:
+def test_a_row_has_no_more_than_tools_are_given(files: PromptFiles) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3500, 3300)).save(file, "BMP")  # 33 MiB
     zoom = {"type": "function", "function": {"name": "zoom"}}
     agents = RowAgents({"tool_agent": RowAgent((zoom,), False)}, "tool_agent", {})
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": file.getvalue()}]))
-        assert files.errors(table) == []
-        draw = ("promptsPerStep", 1)
-        report = check_files(files.spec(table), chat, rewards=None, agents=agents, draw=draw)
+    table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": file.getvalue()}]))
+    assert files.errors(table) == []
+    draw = ("promptsPerStep", 1)
+    report = check_files(files.spec(table), files.chat, rewards=None, agents=agents, draw=draw)
     (line,) = report.errors
     assert "bytes of pictures: tools get them; at most 33554432 bytes a row" in line
 

@@ -60,7 +60,9 @@ def spoken(*parts: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_prompts_and_features_are_those_of_the_models_processor(folder: Path) -> None:
+def test_prompts_and_features_are_those_of_the_models_processor(
+    folder: Path, files: PromptFiles
+) -> None:
     """In every form that a row may have them in, and of every length."""
     (folder / "tone.flac").write_bytes(tone_file(440, 0.5, kind="FLAC"))
     path = str(folder / "tone.flac")
@@ -76,13 +78,11 @@ def test_prompts_and_features_are_those_of_the_models_processor(folder: Path) ->
     ]
     rows[4]["audios"] = [path]
     processor = processor_of(folder / "model")
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", rows[0])
-        lines = files.lines("b.jsonl", *rows[1:])
-        with files.open(table, lines, maxPromptTokens=256) as dataset:
-            found = [dataset[number] for number in range(6)]
-            assert dataset.warnings == []
+    table = files.table("a.parquet", rows[0])
+    lines = files.lines("b.jsonl", *rows[1:])
+    with files.open(table, lines, maxPromptTokens=256) as dataset:
+        found = [dataset[number] for number in range(6)]
+        assert dataset.warnings == []
     assert found[5].pictures == b""
     heard = [[sound_of(one) for one in unpacked(row.pictures)] for row in found]
     for row in heard[1:5]:  # FLAC has 16 bits a sample, and so has WAV
@@ -117,7 +117,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     assert int(ours["frames"]) == int(made["feature_attention_mask"].sum())
 
 
-def test_channels_are_averaged_and_then_the_pace_is_changed(folder: Path) -> None:
+def test_channels_are_averaged_and_then_the_pace_is_changed(files: PromptFiles) -> None:
     left, right = (tone(pitch, 0.5, 44_100)[:22_031] for pitch in (440, 300))
     both, file = np.stack([left, right], axis=1), io.BytesIO()
     soundfile.write(file, both, 44_100, format="WAV", subtype="FLOAT")
@@ -125,28 +125,22 @@ def test_channels_are_averaged_and_then_the_pace_is_changed(folder: Path) -> Non
     expected = np.append(expected, np.float32(0.0))  # of 7,993 samples and a part
     array = {"array": both.T.tolist(), "sampling_rate": 44_100}
     url = f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        rows = [
-            good_row("<audio>", audios=[one]) for one in ({"bytes": file.getvalue()}, array, url)
-        ]
-        tables = [files.table(f"{n}.parquet", one) for n, one in enumerate(rows)]
-        for table in tables:
-            with files.open(table, maxPromptTokens=256) as dataset:
-                assert dataset[0].pictures == packed([packed_sound(expected)])
-
-
-def test_another_column_may_hold_the_sounds(folder: Path) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", good_row("<audio>", audio={"bytes": SHORT}))
-        with files.open(table, audioKey="audio", maxPromptTokens=256) as dataset:
-            assert len(unpacked(dataset[0].pictures)) == 1
-        report = files.report(table, maxPromptTokens=256)
-        assert report.errors == []
+    rows = [good_row("<audio>", audios=[one]) for one in ({"bytes": file.getvalue()}, array, url)]
+    tables = [files.table(f"{n}.parquet", one) for n, one in enumerate(rows)]
+    for table in tables:
         with files.open(table, maxPromptTokens=256) as dataset:
-            (told,) = map(str, dataset.warnings)
-            assert "nothing from the column audios" in told
+            assert dataset[0].pictures == packed([packed_sound(expected)])
+
+
+def test_another_column_may_hold_the_sounds(files: PromptFiles) -> None:
+    table = files.table("a.parquet", good_row("<audio>", audio={"bytes": SHORT}))
+    with files.open(table, audioKey="audio", maxPromptTokens=256) as dataset:
+        assert len(unpacked(dataset[0].pictures)) == 1
+    report = files.report(table, maxPromptTokens=256)
+    assert report.errors == []
+    with files.open(table, maxPromptTokens=256) as dataset:
+        (told,) = map(str, dataset.warnings)
+        assert "nothing from the column audios" in told
 
 
 @pytest.mark.parametrize(
@@ -193,12 +187,12 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_sound_is_refused(folder: Path, changes: dict[str, object], told: str) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        row = {**good_row("<audio>"), **changes}
-        (error,) = files.errors(files.table("a.parquet", row), maxPromptTokens=256)
-        assert error.startswith(f"a.parquet:0:{told}")
+def test_what_is_no_sound_is_refused(
+    files: PromptFiles, changes: dict[str, object], told: str
+) -> None:
+    row = {**good_row("<audio>"), **changes}
+    (error,) = files.errors(files.table("a.parquet", row), maxPromptTokens=256)
+    assert error.startswith(f"a.parquet:0:{told}")
 
 
 def test_the_template_in_the_docs_writes_what_transformers_does(folder: Path) -> None:
