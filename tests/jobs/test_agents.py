@@ -1,5 +1,3 @@
-"""Jobs whose rows are conversations: a model that calls a tool by chance, and is trained on it."""
-
 import json
 import subprocess
 import sys

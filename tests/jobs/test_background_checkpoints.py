@@ -1,5 +1,3 @@
-"""Checkpoints that are written asynchronously: whatever is killed, no bit is another."""
-
 import json
 from pathlib import Path
 

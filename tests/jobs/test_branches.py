@@ -1,5 +1,3 @@
-"""Jobs that begin with a checkpoint of another run, and go on by settings of their own."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Estimators and losses of one's own: the example trains, an edit is told, a mistake is named."""
-
 from collections.abc import Callable
 from pathlib import Path
 

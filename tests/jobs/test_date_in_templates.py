@@ -1,5 +1,3 @@
-"""A chat template that asks for the time gets that of the run's beginning, whoever comes back."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Given answers that a policy learns beside what it draws: exact over kills, ranks and branches."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

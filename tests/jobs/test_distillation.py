@@ -1,5 +1,3 @@
-"""Jobs that learn from a teacher: without rewards, killed on the way, with the teacher apart."""
-
 import json
 import shutil
 from collections.abc import Callable

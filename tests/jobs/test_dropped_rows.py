@@ -1,5 +1,3 @@
-"""Jobs whose reward function leaves responses out, in some steps and not in others."""
-
 from pathlib import Path
 
 import pytest

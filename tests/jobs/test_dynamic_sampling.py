@@ -1,5 +1,3 @@
-"""Dynamic sampling, of one pass over data of which three prompts of ten teach something."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Engines that several ranks share, by the real vLLM: rows, kills, engines over pods, tools."""
-
 from collections.abc import Callable
 from pathlib import Path
 

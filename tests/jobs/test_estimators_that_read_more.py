@@ -1,5 +1,3 @@
-"""Estimators that read more than scores: ReMax, GDPO, optimal token baselines, SPO."""
-
 import json
 import statistics
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""A reward function that raises ends the job, and costs none of the steps before."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Files behind URLs give the same job, also one that goes on from a copy of its lost folder."""
-
 import functools
 import http.server
 import shutil

@@ -1,5 +1,3 @@
-"""Jobs in float16, trainer and engine: kills lose nothing, the scale of losses neither."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""A full disk costs the checkpoints that it refuses: the job trains on, and saves when it can."""
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Responses without training, and numbers without a model: those of the job that does both."""
-
 import json
 import os
 import signal

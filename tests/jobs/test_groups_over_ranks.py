@@ -1,5 +1,3 @@
-"""Fewer prompts than ranks: groups are computed in parts, with the numbers of one rank."""
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Responses that are given in groups of drawn ones: LUFFY, exact over kills, ranks and replays."""
-
 import json
 from pathlib import Path
 from typing import Any

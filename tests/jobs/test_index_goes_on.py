@@ -1,5 +1,3 @@
-"""`ppojob index` killed and interrupted as a person's machine does it, and then asked."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Jobs whose rows are conversations with a user: nothing but what the model drew decides a bit."""
-
 import json
 from pathlib import Path
 

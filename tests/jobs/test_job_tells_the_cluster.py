@@ -1,5 +1,3 @@
-"""What the controller of a whole job tells an API server, through kills and outages."""
-
 import itertools
 import os
 import signal

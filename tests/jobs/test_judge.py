@@ -1,5 +1,3 @@
-"""A whole job whose responses a language model judges that the job itself serves, with vLLM."""
-
 import os
 import signal
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Jobs of every layout: killed they lose nothing, and under another one they go on."""
-
 from pathlib import Path
 
 import job_points

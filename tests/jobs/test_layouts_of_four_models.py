@@ -1,5 +1,3 @@
-"""Four models over ranks of every layout, together or apart: the numbers of one rank."""
-
 from collections.abc import Callable
 from pathlib import Path
 

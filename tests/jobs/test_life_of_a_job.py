@@ -1,5 +1,3 @@
-"""A job from start to end: what processes there are, what they leave, and how it is stopped."""
-
 import gzip
 import json
 import os

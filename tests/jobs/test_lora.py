@@ -1,5 +1,3 @@
-"""Jobs that train adapters: killed they end as they would have, and the weights below stay."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Mixtures, linear attention, and parts of larger models, by both engines: kills lose nothing."""
-
 from pathlib import Path
 
 import pytest

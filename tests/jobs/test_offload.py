@@ -1,5 +1,3 @@
-"""Jobs whose models leave the device between their turns: the bits of those whose models stay."""
-
 from pathlib import Path
 
 import pytest

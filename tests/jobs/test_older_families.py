@@ -1,5 +1,3 @@
-"""Jobs of GPT-2 and GPT-NeoX: by the names of their files, by vLLM."""
-
 import pytest
 import run_folders
 import torch

@@ -1,5 +1,3 @@
-"""Jobs of Qwen-Omni, whose prompts have sounds and pictures: killed they end as they would."""
-
 from pathlib import Path
 
 import pyarrow as pa

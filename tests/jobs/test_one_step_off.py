@@ -1,5 +1,3 @@
-"""Rows drawn steps ahead: which weights draw which tokens, and that no kill changes one of them."""
-
 from collections.abc import Callable
 from pathlib import Path
 

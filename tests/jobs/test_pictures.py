@@ -1,5 +1,3 @@
-"""Jobs whose prompts have pictures: killed they end as they would have."""
-
 import math
 import shutil
 from pathlib import Path

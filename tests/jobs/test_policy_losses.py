@@ -1,5 +1,3 @@
-"""Other policy losses than `clip`, resampled responses, and references that follow the policy."""
-
 import math
 from pathlib import Path
 from typing import Any

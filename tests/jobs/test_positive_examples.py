@@ -1,5 +1,3 @@
-"""Right responses that are learnt as given answers: VAPO, exact over kills, ranks and replays."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Jobs of judged answers: DPO, KTO and a reward model learn, survive; the last scores for PPO."""
-
 import json
 import math
 import re

@@ -1,5 +1,3 @@
-"""PRIME: a language model that rewards tokens is trained beside the policy, by the outcomes."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

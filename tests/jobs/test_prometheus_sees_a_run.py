@@ -1,5 +1,3 @@
-"""A real Prometheus against a real run: each series that a dashboard or alert wants is there."""
-
 import json
 import re
 import shutil

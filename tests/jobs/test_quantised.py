@@ -1,5 +1,3 @@
-"""Jobs that begin with a quantised folder, beside those that begin with its numbers."""
-
 import json
 import shutil
 

@@ -1,5 +1,3 @@
-"""Rows are kept before they are trained on: rewards that never say the same are asked once."""
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Rewards without answers: votes within groups, and how sure the policy is of what it draws."""
-
 import math
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Roles in ranks of their own: where a role lives and how many ranks it has changes no number."""
-
 import os
 import signal
 import time

@@ -1,5 +1,3 @@
-"""Engines in pods of their own: the bits of engines beside the trainer, whatever is lost."""
-
 import os
 import signal
 import time

@@ -1,5 +1,3 @@
-"""Rows that a function chooses by what they have scored: the same ones, whatever is killed."""
-
 import importlib.util
 import json
 import math

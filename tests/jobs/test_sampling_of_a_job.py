@@ -1,5 +1,3 @@
-"""What a job says of sampling reaches the engine: penalties, stops, forms and drafts."""
-
 import json
 import re
 import shutil

@@ -1,5 +1,3 @@
-"""Supervised fine-tuning by the loop of every other job: it learns, survives, and GRPO goes on."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A job whose files have shares of each batch, whose reward function and filter leave rows out."""
-
 import json
 from collections import Counter
 from pathlib import Path

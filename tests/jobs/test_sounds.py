@@ -1,5 +1,3 @@
-"""Jobs whose prompts have sounds: they learn what is heard, and killed they end as they would."""
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,5 +1,3 @@
-"""Jobs with trackers: they hold the run, each step once, and never stand in its way."""
-
 import os
 import shutil
 import subprocess

@@ -1,5 +1,3 @@
-"""Jobs that keep their best checkpoint, or are scored by a reward model."""
-
 from pathlib import Path
 
 import pytest

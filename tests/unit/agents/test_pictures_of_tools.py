@@ -1,5 +1,3 @@
-"""Rows that tools show pictures: engine, trainer and transformers read the same of them."""
-
 from collections.abc import Sequence
 from pathlib import Path
 

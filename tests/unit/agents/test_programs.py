@@ -1,5 +1,3 @@
-"""Programs that ask the model by OpenAI's chat completions, in real processes, over HTTP."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""What a chat model reads of its calls: whose answer it is, and nothing that lives."""
-
 from dataclasses import replace
 from pathlib import Path
 

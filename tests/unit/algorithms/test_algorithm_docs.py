@@ -1,5 +1,3 @@
-"""docs/algorithms.md has all that a PPOJob can ask for, as it is, and only fields that exist."""
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

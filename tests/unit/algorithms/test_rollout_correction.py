@@ -1,5 +1,3 @@
-"""Weights and rejection of tokens, and what is told of them."""
-
 from dataclasses import replace
 from typing import Any
 

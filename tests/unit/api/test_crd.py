@@ -1,5 +1,3 @@
-"""The CRD is what the models say, and an API server can take it."""
-
 import copy
 import json
 import re

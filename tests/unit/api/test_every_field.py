@@ -1,5 +1,3 @@
-"""A null is a field that is not there, for every field that there is."""
-
 import copy
 import re
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""The resolved configuration: nothing open, the same bytes for the same job, and back again."""
-
 import hashlib
 import json
 import os

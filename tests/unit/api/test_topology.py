@@ -1,5 +1,3 @@
-"""Pods and ranks of a job, by hand."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""`ppojob validate` and `ppojob plan`: what they print, where, and how they end."""
-
 import json
 import re
 import subprocess

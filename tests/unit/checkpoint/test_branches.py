@@ -1,5 +1,3 @@
-"""What a run takes of another one's checkpoint, and what it refuses."""
-
 import json
 from pathlib import Path
 from typing import Any

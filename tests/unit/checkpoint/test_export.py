@@ -1,5 +1,3 @@
-"""What an export holds, of whole models and of adapters."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A process killed at every failpoint of a checkpoint leaves the old one or the new, never half."""
-
 import json
 import os
 import random

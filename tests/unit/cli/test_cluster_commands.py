@@ -1,5 +1,3 @@
-"""`status`, and what it shares with all commands about a job on a cluster: over real HTTP."""
-
 import ssl
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""What the command line says of itself, and what it does where only a part is installed."""
-
 import subprocess
 import sys
 from pathlib import Path

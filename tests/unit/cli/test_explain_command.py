@@ -1,5 +1,3 @@
-"""`explain`, over real HTTP to an API server of a few answers."""
-
 from typing import Any
 
 from cluster_commands import EVENTS, JOB, PODS, call, job, pod, status_of

@@ -1,5 +1,3 @@
-"""Ctrl-C and other signals that ask a command to end."""
-
 import os
 import signal
 import subprocess

@@ -1,5 +1,3 @@
-"""Pods on one machine: their addresses, and what is made of whatever answers at one."""
-
 import shutil
 import socket
 import subprocess

@@ -1,5 +1,3 @@
-"""Lines of many logs in one order, and none of them twice."""
-
 import datetime
 import math
 

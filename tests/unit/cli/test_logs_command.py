@@ -1,5 +1,3 @@
-"""`logs`, over real HTTP to an API server of a few answers."""
-
 import threading
 
 import pytest

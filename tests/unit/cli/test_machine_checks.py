@@ -1,5 +1,3 @@
-"""What a machine has for a job: GPUs and who gets which, a vLLM that starts, trackers."""
-
 import os
 import time
 from collections.abc import Mapping

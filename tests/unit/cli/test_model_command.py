@@ -1,5 +1,3 @@
-"""`ppojob model` and data sets of the hub: what is made, and that nothing half made is left."""
-
 from pathlib import Path
 
 import huggingface_hub

@@ -1,5 +1,3 @@
-"""A run folder: what lies there is not lost without a word, and a checkpoint fits."""
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""The page of runs: what it shows, that no text of a run becomes markup, and how large it is."""
-
 import base64
 import hashlib
 import json

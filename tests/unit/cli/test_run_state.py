@@ -1,5 +1,3 @@
-"""What the reader makes of a run folder in every state in which a run may leave it."""
-
 from pathlib import Path
 
 import pytest

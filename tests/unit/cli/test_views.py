@@ -1,5 +1,3 @@
-"""What is shown: plain lines and the live table, from folders in all states."""
-
 import io
 import math
 

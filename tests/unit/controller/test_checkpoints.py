@@ -1,5 +1,3 @@
-"""Checkpoints that ranks write, also beside the steps: when they count, what a failure costs."""
-
 import hashlib
 import threading
 import time

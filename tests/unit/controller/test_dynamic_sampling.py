@@ -1,5 +1,3 @@
-"""Which prompts a batch is made of, and what of several rounds is left over."""
-
 import itertools
 import math
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""What goes over the wire to the API server, and what its answers mean."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a journal says of the values of prompts, of which a step tells those that it changed."""
-
 import msgspec
 from run_progress import progress_behind
 

@@ -1,5 +1,3 @@
-"""The data of a job against the job, as the controller opens it."""
-
 import contextlib
 import json
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Rows as their owners write them: the same, however many requests it takes to describe them."""
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""When which state is sent, and that nothing of it ever holds up the loop."""
-
 import logging
 import threading
 

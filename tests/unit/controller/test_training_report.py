@@ -1,5 +1,3 @@
-"""What the resource of a job shows of its training."""
-
 import pytest
 
 from ppojob_api.v1alpha1.status import TrainingStatus

@@ -1,5 +1,3 @@
-"""How the controller takes what supervisors and ranks answer: over real sockets."""
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

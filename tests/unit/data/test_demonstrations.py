@@ -1,5 +1,3 @@
-"""Rows that have their answers: their tokens, and which of them are learnt."""
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

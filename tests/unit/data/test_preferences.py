@@ -1,5 +1,3 @@
-"""Judged answers: what is their prompt, and which tokens are trained or scored."""
-
 from pathlib import Path
 from typing import Any
 

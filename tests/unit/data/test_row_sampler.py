@@ -1,5 +1,3 @@
-"""A function that chooses rows, in the process that calls it."""
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Functions that choose the rows of a step: those that are built in, and what of answers is bad."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Durable writes: old or new after a kill at every point, clear errors when the disk refuses."""
-
 import errno
 import os
 import signal

@@ -1,5 +1,3 @@
-"""The chart as files: dashboards, queries, values, policy and settings hold what they rest on."""
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Step statistics against hand-computed cases and slow loops."""
-
 import dataclasses
 import math
 

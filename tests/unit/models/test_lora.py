@@ -1,5 +1,3 @@
-"""Adapters against the formula written out densely, and where a model gets them."""
-
 import json
 import math
 

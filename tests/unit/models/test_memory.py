@@ -1,5 +1,3 @@
-"""How much memory a rank cannot do without, and how much there is."""
-
 import json
 from pathlib import Path
 

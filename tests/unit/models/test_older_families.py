@@ -1,5 +1,3 @@
-"""GPT-2, GPT-NeoX, OPT, Phi, StarCoder2, StableLM: what other families have not."""
-
 import itertools
 import json
 import re

@@ -1,5 +1,3 @@
-"""Folders of Qwen-Omni: the thinker in them is trained, and what speaks stays as it was."""
-
 import json
 import re
 from pathlib import Path

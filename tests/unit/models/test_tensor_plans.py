@@ -1,5 +1,3 @@
-"""Which layers tensor ranks cut, against the plans of transformers, and which models fit them."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

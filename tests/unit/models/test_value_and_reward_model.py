@@ -1,5 +1,3 @@
-"""Classifiers of tokens and of texts: what a critic is made of, and what scores responses."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Language models out of folders of models that see pictures, and what is exported of both."""
-
 import json
 import shutil
 from pathlib import Path

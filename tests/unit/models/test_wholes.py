@@ -1,5 +1,3 @@
-"""Models of text out of folders of larger ones, of which the tower is kept and never read."""
-
 import json
 import re
 from pathlib import Path

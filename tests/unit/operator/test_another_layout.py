@@ -1,5 +1,3 @@
-"""A job that gets another layout: what was made for the one before goes, then all is made anew."""
-
 import base64
 import dataclasses
 import json

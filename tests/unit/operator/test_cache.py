@@ -1,5 +1,3 @@
-"""What is kept of the cluster, and what wakes a job."""
-
 from typing import Any
 
 from operator_jobs import NOW, UID, job_manifest

@@ -1,5 +1,3 @@
-"""What goes over the wire to an API server and a supervisor, and what their answers mean."""
-
 import asyncio
 import contextlib
 import json

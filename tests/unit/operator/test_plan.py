@@ -1,5 +1,3 @@
-"""The plan for a job, from what is there: never from what has happened."""
-
 import dataclasses
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""How a job ends, and what is done about ends of containers, by class and within a budget."""
-
 import datetime
 from typing import Any
 

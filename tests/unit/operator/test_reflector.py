@@ -1,5 +1,3 @@
-"""A cache of a kind: whatever a stream does, it ends with what is there."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,5 +1,3 @@
-"""A spec that is refused after it was accepted, or is newer than the operator."""
-
 from typing import Any
 
 import pytest

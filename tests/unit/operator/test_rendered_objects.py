@@ -1,5 +1,3 @@
-"""What the operator makes for a job, word for word, and what its settings make of pods."""
-
 import dataclasses
 import os
 import re

@@ -1,5 +1,3 @@
-"""Parts of tensors; a process group of torch's that only pretends gives the ranks of a mesh."""
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

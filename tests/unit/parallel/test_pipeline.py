@@ -1,5 +1,3 @@
-"""In which order stages pass micro-batches, and which layers each has."""
-
 import queue
 import threading
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""What vLLM is told of a model that it would compute otherwise."""
-
 import pytest
 from family_models import FAMILY_MODELS
 from transformers import PreTrainedConfig

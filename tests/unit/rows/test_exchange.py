@@ -1,5 +1,3 @@
-"""Rows between fake ranks: a thread each, and a link that really copies the bytes."""
-
 from dataclasses import replace
 
 import pytest

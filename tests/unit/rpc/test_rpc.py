@@ -1,5 +1,3 @@
-"""The control RPC over a real socket: what is answered, what is refused, what is done once."""
-
 import contextlib
 import threading
 import time

@@ -1,5 +1,3 @@
-"""Each program of the table is scored as a wrong answer, in time, and leaves all as it was."""
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Honest programs, limits, and what a machine is found to have."""
-
 import errno
 import os
 import shutil

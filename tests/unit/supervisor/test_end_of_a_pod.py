@@ -1,5 +1,3 @@
-"""A pod that is asked to end tells all that it started, and does not outlive its runner."""
-
 import os
 import signal
 import subprocess

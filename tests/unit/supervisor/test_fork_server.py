@@ -1,5 +1,3 @@
-"""A forked process is as one that was started by itself, and outlives nobody: real servers."""
-
 import json
 import os
 import select

@@ -1,5 +1,3 @@
-"""Tools of MCP servers: real servers in processes of their own, called from a real child."""
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

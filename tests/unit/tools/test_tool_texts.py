@@ -1,5 +1,3 @@
-"""What goes into a tool and what a model gets of it: pure functions."""
-
 import pytest
 
 from ppojob_api.v1alpha1.agent import AgentSpec

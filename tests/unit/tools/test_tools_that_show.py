@@ -1,5 +1,3 @@
-"""Tools that are given the pictures of a row and answer with some."""
-
 import base64
 import random
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""The rank of the role `tools`, over a real socket; job tests kill it in the middle of a call."""
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

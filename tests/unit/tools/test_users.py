@@ -1,5 +1,3 @@
-"""Simulated users in real processes: verl's form, functions, the built-in one, and bad ones."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Each tracker against its own local form: after kills and rewinds it holds metrics.jsonl."""
-
 import math
 import os
 import signal

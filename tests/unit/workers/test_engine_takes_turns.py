@@ -1,5 +1,3 @@
-"""The rollout engine and the trainer take turns with the device: a real rank, step by step."""
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

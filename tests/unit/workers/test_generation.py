@@ -1,5 +1,3 @@
-"""What rows ask an engine for."""
-
 from types import SimpleNamespace
 
 import pytest

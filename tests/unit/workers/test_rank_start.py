@@ -1,5 +1,3 @@
-"""What a rank begins with: a device that is too small or lacks bfloat16, and its world."""
-
 import contextlib
 from pathlib import Path
 

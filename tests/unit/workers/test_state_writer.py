@@ -1,5 +1,3 @@
-"""What a rank writes of checkpoints: at once, or from a copy beside the updates that follow."""
-
 import os
 import resource
 import threading

@@ -1,5 +1,3 @@
-"""Formats of calls, hostile text in them, and calls beside those that verl finds."""
-
 import json
 import random
 import time

@@ -1,5 +1,3 @@
-"""`ppojob from-verl`, word for word, on scripts in the idioms of verl's examples."""
-
 import shlex
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The table of verl's keys holds together, and no key that is given is dropped in silence."""
-
 import json
 from pathlib import Path
 from string import Template

@@ -1,5 +1,3 @@
-"""Rows of Qwen-Omni: what they show becomes the tokens and positions of transformers."""
-
 import json
 import random
 from pathlib import Path

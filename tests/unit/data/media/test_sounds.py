@@ -1,5 +1,3 @@
-"""Rows with sounds: as tokens, and what is wrong with them."""
-
 import base64
 import io
 import json

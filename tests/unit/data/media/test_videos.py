@@ -1,5 +1,3 @@
-"""Rows with videos: as tokens and positions, and what is wrong with them."""
-
 import json
 import struct
 from pathlib import Path
