@@ -34,14 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, its tokenizer, data and a reward function."""
     return made_once(tmp_path_factory, "tiny", tiny_jobs.make_tiny_folder)
 
 
 @pytest.fixture(scope="session")
 def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model of the policy's family."""
-
     def make(folder: Path) -> None:
         tiny_jobs.make_classifier(tiny_folder / "model", folder / "classifier")
 
@@ -78,7 +75,6 @@ def alone(tiny_folder: Path, tmp_path_factory, fork_server: None) -> Callable[..
 
 @pytest.fixture(scope="session")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What a tiny job leaves that nobody disturbs."""
     return run_folders.result(alone())
 
 
@@ -105,7 +101,6 @@ def wrong(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """The run folder of a test with one job."""
     return tmp_path / "run"
 
 
@@ -227,8 +222,6 @@ def even_folder(tiny_folder_of: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def finished(start: Callable[..., Run], even_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Runs a job to its end; answers its run folder."""
-
     def run(name: str, folder: Path = even_folder, **changes: object) -> Path:
         patient = {"timeouts": {"livenessSeconds": 60}, **changes}
         manifest = tiny_jobs.write_manifest(tmp_path / name, folder, **patient)
@@ -239,5 +232,4 @@ def finished(start: Callable[..., Run], even_folder: Path, tmp_path: Path) -> Ca
 
 @pytest.fixture(scope="session")
 def tiny_data(tiny_folder: Path) -> dict[str, object]:
-    """The section `data` of a tiny job."""
     return tiny_jobs.make_manifest(tiny_folder)["spec"]["data"]

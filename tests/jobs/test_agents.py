@@ -24,7 +24,6 @@ ROWS = 16
 
 @pytest.fixture(scope="session")
 def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that calls a tool by chance."""
     return made_once(tmp_path_factory, "talking", agent_jobs.make_talking_folder)
 
 
@@ -47,8 +46,6 @@ def manifest(
 
 @pytest.fixture(scope="session")
 def undisturbed_talk(talking_folder: Path, tmp_path_factory, fork_server: None) -> Path:
-    """The run folder of a job that nobody disturbed, whose tool is quick."""
-
     def make(folder: Path) -> None:
         tiny_jobs.run_alone(manifest(folder, talking_folder))
 
@@ -251,7 +248,6 @@ def test_conversations_go_on_with_newer_weights(
 
 @pytest.fixture(scope="session")
 def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that searches by chance, a corpus and its index."""
     return made_once(tmp_path_factory, "searching", agent_jobs.make_searching_folder)
 
 
@@ -265,7 +261,6 @@ def searching_job(
 
 @pytest.fixture(scope="session")
 def undisturbed_search(searching_folder: Path, tmp_path_factory, fork_server: None) -> Path:
-    """The run folder of a job whose tools pods search."""
     index = {"index": str(searching_folder / "index")}
 
     def make(folder: Path) -> None:

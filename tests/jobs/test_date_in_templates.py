@@ -27,7 +27,6 @@ def dated(tiny_job, tiny_folder: Path, classifier: Path, tmp_path: Path) -> Path
 
 
 def prompts_of(rows: Path) -> list[str]:
-    """The prompts of a parquet file, as text."""
     return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 

@@ -39,7 +39,6 @@ def sections_of(
 
 @pytest.fixture(scope="module")
 def whole(rows: Path, even_folder: Path, alone: Callable[..., Path]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(even_folder, **sections_of(rows, even_folder))
 
 

@@ -104,7 +104,6 @@ def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: P
 
 @pytest.fixture(scope="module")
 def ahead(tiny_data, tmp_path_factory) -> dict[str, object]:
-    """Sections of the same with engines in pods of their own, which draw ahead."""
     return {
         **sections_of(tmp_path_factory.mktemp("ahead"), tiny_data, TEXT_JUDGE),
         "rollout": {"engine": "huggingface", "dtype": "float32", "maxStaleness": 1},
@@ -115,7 +114,6 @@ def ahead(tiny_data, tmp_path_factory) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def calm(alone: Callable[..., Path], ahead: dict[str, object]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**ahead)
 
 
@@ -229,7 +227,6 @@ def by_turns(tiny_data, tmp_path_factory) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def beside(alone: Callable[..., Path], by_turns: dict[str, object]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**by_turns)
 
 

@@ -25,7 +25,6 @@ def undisturbed(alone: Callable[..., Path]) -> Path:
 
 
 def drawn(output: Path) -> list[list[int]]:
-    """The responses of the first step, row by row."""
     return [row["response_ids"] for row in run_folders.rows(output, 1)]
 
 

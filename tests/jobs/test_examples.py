@@ -198,7 +198,6 @@ def test_search_r1(home: Path, tmp_path: Path):
 def run_gsm8k(
     home: Path, output: Path, name: str, data: str, *options: str, settings: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Run an example of GSM8K; the metrics of its first validation."""
     source = home / "grade-school-math"
     source.mkdir(exist_ok=True)
     for part in ("train", "test"):

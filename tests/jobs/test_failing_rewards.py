@@ -25,7 +25,6 @@ def failing_from(path: Path, call: int) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What the job leaves whose function never fails."""
     return run_folders.result(alone(steps=STEPS))
 
 

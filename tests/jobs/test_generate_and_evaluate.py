@@ -36,7 +36,6 @@ def rows(folder: Path) -> dict[str, list[Any]]:
 
 
 def numbers(record: dict[str, float]) -> dict[str, float]:
-    """The step of a validation, and its numbers."""
     return {
         k: v for k, v in record.items() if k == "step" or k.startswith(("val-core/", "val-aux/"))
     }
@@ -51,8 +50,6 @@ def evaluated(*arguments: object) -> list[dict[str, float]]:
 
 @pytest.fixture
 def generate(start: Callable[..., Run]) -> Callable[..., Run]:
-    """Starts `ppojob generate`."""
-
     def run(manifest: Path, output: Path, *options: object, **environment: str) -> Run:
         given = tuple(map(str, options))
         return start(manifest, output, given, command="generate", **environment)

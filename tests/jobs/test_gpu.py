@@ -44,7 +44,6 @@ def test_a_job_in_float32_is_that_of_a_processor(algorithm, start, even_folder, 
 
 
 def folder_of(folder: Path, kind: str) -> Path:
-    """The tiny folder of another model."""
     made = folder / kind
     made.mkdir(exist_ok=True)
     tiny_jobs.make_tiny_folder(made, 0.0, kind)

@@ -33,7 +33,6 @@ def job() -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def several(alone: Callable[..., Path], even_folder: Path) -> Path:
-    """The run folder of the job over ranks of which each has a part of a group."""
     timeouts = {"livenessSeconds": 60}
     return alone(even_folder, **job(), roles=ROLES, timeouts=timeouts)
 

@@ -14,7 +14,6 @@ TARGETS = ("seven", ["of course", "no", "never"], [{"role": "assistant", "conten
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The rows of tiny jobs with responses that are given, of every form and none."""
     file = tmp_path_factory.mktemp("rows") / "guided.jsonl"
     found = (tiny_folder / "train.jsonl").read_text().splitlines()
     guided = (
@@ -58,7 +57,6 @@ def sections_of(rows: Path, tiny_folder: Path, **changes: object) -> dict[str, A
 
 
 def is_given(row: dict[str, Any]) -> bool:
-    """Whether the data has its response."""
     return [segment["version"] for segment in row["segments"]] == [-1]
 
 

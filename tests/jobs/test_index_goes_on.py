@@ -24,7 +24,6 @@ DOCUMENTS = 5_000
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of three shards, and an encoder."""
     folder = tmp_path_factory.mktemp("inputs")
     lines = [
         {"id": f"{n}", "contents": f"T{n}\n{'abc'[n % 3] * (n % 90)}"} for n in range(DOCUMENTS)

@@ -136,8 +136,6 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
 
 @pytest.fixture(scope="session")
 def undisturbed_speech(speaking_folder: Path, tmp_path_factory, fork_server: None) -> Path:
-    """The run folder of a job that nobody disturbed, whose users are quick."""
-
     def make(folder: Path) -> None:
         tiny_jobs.run_alone(manifest(folder, speaking_folder))
 

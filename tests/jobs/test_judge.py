@@ -68,7 +68,6 @@ def test_killed_servers_and_reward_processes_change_nothing(
 
 
 def server_of(output: Path) -> int:
-    """Process id of vLLM's server, which its guardian started."""
     found = run_folders.processes_of(output).items()
     return max(
         pid

@@ -34,7 +34,6 @@ GROUPS = {
 
 
 def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> dict[str, str]:
-    """The environment that arms points, all with one action at one hit."""
     return job_points.armed(once, *(f"{point}@{nth}={action}" for point in points))
 
 
@@ -160,7 +159,6 @@ def forget_random_state(checkpoint: Path) -> None:
 
 
 def list_again(checkpoint: Path) -> None:
-    """Have the manifest say what its files are now."""
     path = checkpoint / "manifest.json"
     found = manifest.decode(path.read_bytes(), path.name)
     files = []

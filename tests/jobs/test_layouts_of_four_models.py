@@ -55,7 +55,6 @@ def job(folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def of_one_rank(alone: Callable[..., Path], even_folder: Path) -> Path:
-    """The run folder of the job of one rank."""
     return alone(even_folder, **job(even_folder))
 
 

@@ -65,12 +65,10 @@ FAILING = tiny_jobs.REWARD.replace(
 
 @pytest.fixture(scope="module")
 def whole(alone: Callable[..., Path]) -> Path:
-    """The run folder of the job that nobody disturbs."""
     return alone(**JOB)
 
 
 def drawn(output: Path, step: int, purpose: str = "rollouts") -> list[object]:
-    """What was asked and answered."""
     told = ("prompt_id", "response_ids", "rollout_logprobs")
     return [[row[name] for name in told] for row in rows(output, step, purpose)]
 
@@ -215,13 +213,11 @@ def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, out
 
 @pytest.fixture(scope="module")
 def far(alone: Callable[..., Path]) -> Path:
-    """The run folder of the job that draws three steps ahead, which nobody disturbs."""
     return alone(**FAR)
 
 
 @pytest.fixture(scope="module")
 def beside(alone: Callable[..., Path]) -> Path:
-    """The run folder of the job whose engines draw beside a step, which nobody disturbs."""
     return alone(**BESIDE)
 
 

@@ -52,7 +52,6 @@ def pair(number: int) -> dict[str, object]:
 
 
 def labelled(number: int) -> dict[str, object]:
-    """One of the two answers, and whether it is the better one."""
     is_good = number % 3 > 0
     *prompt, answer = pair(number)["chosen" if is_good else "rejected"]
     return {"prompt": prompt, "completion": [answer], "label": is_good}
@@ -69,7 +68,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
-    """Sections of a job that learns the pairs, or one answer of each."""
     algorithm = IN_LAYOUTS[kind]
     row = labelled if algorithm["type"] == "kto" else pair
     return {
@@ -96,7 +94,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def whole(kind: str, pairs: Path, alone: Callable[..., Path]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**sections_of(pairs, kind))
 
 

@@ -69,7 +69,6 @@ class PrometheusServer:
 
 @contextmanager
 def prometheus_server(folder: Path) -> Iterator[PrometheusServer]:
-    """Start a server in a folder, and end it."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.fail("prometheus: not found; apt-get install prometheus")
@@ -104,7 +103,6 @@ def is_up(server: PrometheusServer) -> bool:
 
 
 def asked() -> set[str]:
-    """Names of the trainer's series that the chart asks for."""
     alerts = re.sub(r"^ *#.*$", "", (CHART / "templates" / "alerts.yaml").read_text(), flags=re.M)
     texts = [query.text for path in DASHBOARDS for query in queries(path)] + [alerts]
     names = {name for text in texts for name in series_names(text)}

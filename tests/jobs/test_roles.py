@@ -25,13 +25,11 @@ APART = {
 
 @pytest.fixture(scope="module")
 def beside(even_folder: Path, alone: Callable[..., Path]) -> Path:
-    """What a short job leaves whose roles live in one rank."""
     return alone(even_folder, **tiny_jobs.PPO, **PATIENT, **SHORT)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What a job leaves with every role in pods of its own."""
     return run_folders.result(alone(**APART))
 
 

@@ -26,7 +26,6 @@ ADAPTERS = {"lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_pr
 
 @pytest.fixture(scope="module")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What a job leaves whose engines are in the policy's ranks."""
     return run_folders.result(alone(**PATIENT, **SHORT, algorithm=ROUNDS))
 
 

@@ -38,7 +38,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sections_of(rows: Path, **changes: object) -> dict[str, Any]:
-    """Sections of a job that learns the conversations."""
     return {
         "data": {
             "train": [{"path": str(rows / "train.jsonl")}],
@@ -64,7 +63,6 @@ def result(output: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def whole(rows: Path, alone: Callable[..., Path]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**sections_of(rows))
 
 

@@ -90,8 +90,6 @@ def checkpoint(step: int, **changes: object) -> Spoil:
 
 
 def rows(*wrong_rows: Row) -> Spoil:
-    """Put rows behind the good ones; the first of them is in line 41."""
-
     def spoil(wrong: RefusedJob) -> None:
         with wrong.train.open("a") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in wrong_rows)
@@ -100,8 +98,6 @@ def rows(*wrong_rows: Row) -> Spoil:
 
 
 def routed(*wrong_rows: Row) -> Spoil:
-    """Score by the built-in scorers."""
-
     def spoil(wrong: RefusedJob) -> None:
         wrong.set("spec.rewards", [])
         wrong.train.write_text("".join(f"{json.dumps(row)}\n" for row in wrong_rows))
@@ -110,7 +106,6 @@ def routed(*wrong_rows: Row) -> Spoil:
 
 
 def reward(source: str) -> Spoil:
-    """Write the file of the reward function."""
     return lambda wrong: wrong.reward.write_text(source)
 
 

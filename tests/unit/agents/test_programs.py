@@ -192,7 +192,6 @@ class Row:
         return episode
 
     def shown(self, number: int = -1) -> str:
-        """What the model read before a turn."""
         return self.form.chat.decode(self.asked[number].prompt, skip_special_tokens=False)
 
 

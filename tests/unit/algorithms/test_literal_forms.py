@@ -129,7 +129,6 @@ def load(
 
 @functools.cache
 def source_of(place: str) -> tuple[str, str]:
-    """The source of a module and the file that it is in."""
     spec = importlib.util.find_spec(place)
     assert spec is not None
     assert spec.origin is not None

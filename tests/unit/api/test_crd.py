@@ -195,7 +195,6 @@ def refusals_of(was: dict[str, Any], now: dict[str, Any]) -> list[Rule]:
 
 
 def refused_of(before: dict[str, Any], after: dict[str, Any], **old: Any) -> set[str]:
-    """The places of what is refused."""
     found = refusals(before, after, **old)
     return {".".join(filter(None, (rule.section, rule.field))) for rule in found}
 

@@ -105,7 +105,6 @@ def test_null_is_absent(every) -> None:
 
 
 def sections(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every field of a job, with the section that it is in."""
     items = enumerate(value) if isinstance(value, list) else value.items()
     for key, inner in list(items):
         if isinstance(key, str):

@@ -45,7 +45,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def judge(arguments: list[str], text: str | None = None) -> Result:
-    """What `ppojob validate` says of manifests whose files are not there."""
     return CliRunner().invoke(validate, ["--offline", *arguments], input=text)
 
 

@@ -44,8 +44,6 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def export(model_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Writes the weights into a folder; answers it."""
-
     def write(weights=WEIGHTS, dtype=torch.float32, **options: object) -> Path:
         target = tmp_path / "export"
         export_model(target, weights.items(), model_folder=model_folder, dtype=dtype, **options)

@@ -19,7 +19,6 @@ from ppojob_cli.cluster import lifecycle
 
 
 def refused(*arguments: str) -> str:
-    """The one line that is said."""
     said = call(*arguments, code=2)
     assert said.count("\n") == 1
     return said

@@ -9,7 +9,6 @@ ADMITTED = {**status_of("Admitted", "Starting"), "observedGeneration": 1}
 
 
 def explained(server: FakeApiServer, found: dict[str, Any], *pods: Any, **routes: Any) -> str:
-    """What is said of a job, without its line breaks."""
     server.routes |= {f"GET {JOB}": Answer(value=found), f"GET {PODS}": listed(*pods)}
     server.routes |= {f"GET {EVENTS}": listed(), **routes}
     return " ".join(call("explain", "sum").split())

@@ -47,7 +47,6 @@ def checkpoint(run: Path, model: dict[str, object], **sections: dict[str, object
 
 
 def refused(run: Path, output: Path, *options: str) -> str:
-    """What is said where nothing is exported."""
     command = ["export", str(run), "--output", str(output), *options]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 2

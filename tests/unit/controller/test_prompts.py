@@ -30,7 +30,6 @@ def judged(folder: Path, **changes: object) -> PPOJob | list[str]:
 
 
 def opened(folder: Path, **changes: object) -> int:
-    """Open the data as the controller does; answers how many prompts there are."""
     save_tokenizer(folder / "model")
     row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "tiny"}
     (folder / "train.jsonl").write_text(f"{json.dumps(row)}\n" * ROWS)

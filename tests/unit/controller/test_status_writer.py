@@ -22,8 +22,6 @@ def state(step: int, stage: str = "Training", attempt: int = 1) -> TrainingStatu
 
 
 class Recipient:
-    """Takes states, once it is let; fails as often as it is told."""
-
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
         self.tried: list[TrainingStatus] = []

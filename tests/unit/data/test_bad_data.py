@@ -22,7 +22,6 @@ PLAIN = {"write_page_checksum": True, "compression": "none"}
 
 
 def only(*rows: object, **settings: Any) -> Case:
-    """A file of JSON lines."""
     return lambda files: files.errors(files.lines("a.jsonl", *rows), **settings)
 
 
@@ -126,7 +125,6 @@ def no_utf8(files: PromptFiles) -> list[str]:
 
 
 def times(kind: pa.DataType, value: int) -> Case:
-    """A time that Python lacks."""
     info = pa.array([{"at": None}, {"at": value}], pa.struct([("at", kind)]))
     table = pa.Table.from_pylist([good_row("3 + 5"), good_row("3 + 6")])
     table = table.set_column(table.column_names.index("extra_info"), "extra_info", info)

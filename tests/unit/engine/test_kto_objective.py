@@ -53,7 +53,6 @@ def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> torch.Tensor:
-    """(rows,) sums over the trained tokens."""
     parts = (column * rows.mask).split(rows.lengths.tolist())
     return torch.stack([part.sum() for part in parts])
 

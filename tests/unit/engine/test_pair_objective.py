@@ -183,7 +183,6 @@ def slope(divergence: str, alpha: float, log_ratio: torch.Tensor) -> torch.Tenso
 
 
 def prefers(x: torch.Tensor) -> torch.Tensor:
-    """The logistic function."""
     return 1 / (1 + torch.exp(-x))
 
 
@@ -251,7 +250,6 @@ def trained(
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> list[torch.Tensor]:
-    """The trained tokens of each row."""
     lengths = rows.lengths.tolist()
     return [
         row[mask] for row, mask in zip(column.split(lengths), rows.mask.split(lengths), strict=True)

@@ -50,7 +50,6 @@ ALL = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
 def adapted(model=None, *, seed=5, **lora):
-    """A model whose adapters are not at their beginning."""
     model = model or make_model(Qwen2ForCausalLM, **TWO_LAYERS)
     add_adapters(model, LoraSpec(**{"rank": 4, "alpha": 6.0, **lora}))
     draw_adapters(model, seed)

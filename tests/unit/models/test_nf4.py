@@ -88,7 +88,6 @@ def test_nothing_stays_nothing():
 
 
 def adapted(folder, lora=NF4, dtype=torch.float32):
-    """A model whose adapters are not at their beginning."""
     model = load_model(folder, dtype, lora=lora, seed=5)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -105,7 +104,6 @@ def folder(tmp_path_factory):
 
 
 def save_plain(folder, dtype, path):
-    """The same model with what codes stand for as plain weights."""
     plain = load_model(folder, dtype)
     round_layers(plain)
     plain.save_pretrained(path)

@@ -35,7 +35,6 @@ def save(folder, family):
 
 
 def adapted(folder, lora=LORA):
-    """A model whose adapters are not at their beginning."""
     model = load_model(folder, lora=lora, seed=5)
     generator = torch.Generator().manual_seed(1)
     for adapter in adapters_of(model).values():
@@ -48,7 +47,6 @@ def stacks_of(model):
 
 
 def change_by_rule(theirs, matrices, scale):
-    """Add to the weights of transformers' model what PEFT adds, by its names."""
     for name, a in matrices.items():
         if ".lora_A." not in name:
             continue

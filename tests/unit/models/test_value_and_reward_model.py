@@ -91,7 +91,6 @@ THEIRS = {TOKENS: AutoModelForTokenClassification, TEXTS: AutoModelForSequenceCl
 
 
 def shapes(model: PreTrainedModel) -> list[tuple[str, torch.Size]]:
-    """Of all weights, in the model's own order."""
     return [(name, weight.shape) for name, weight in model.named_parameters()]
 
 

@@ -45,7 +45,6 @@ async def suspended(bench: Bench) -> None:
 
 
 def objects(bench: Bench) -> dict[Any, Any]:
-    """All objects of the job, the job aside."""
     return {place: one for place, one in bench.content().items() if place[0] != "PPOJob"}
 
 

@@ -194,14 +194,12 @@ STEPPING = TrainingStatus(attempt=1, step=3, stage="Training", last_checkpoint_s
 
 
 def pods(**of_controller: Any) -> tuple[Pod, ...]:
-    """All pods of the job, ready, and its controller's as it is said to be."""
     return READY[0], pod("sum-controller-0", **{"is_ready": True, **of_controller}), *READY[2:]
 
 
 def after(
     training: TrainingStatus, report: ControllerReport | None = None, **of_controller: Any
 ) -> PPOJobStatus:
-    """The status of a job of which this is known."""
     seen = observed(pods=pods(**of_controller), controller=report)
     return status_of(make_job(PPOJobStatus(training=training)), seen)
 

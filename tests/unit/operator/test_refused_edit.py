@@ -48,7 +48,6 @@ EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
 
 
 def refused_job(status: PPOJobStatus = RUNNING, **changes: Any) -> Job:
-    """The running job, edited."""
     job = make_job(status, **REFUSED, **changes)
     assert job.manifest is None
     return job

@@ -18,7 +18,6 @@ from ppojob_trainer.rows.experience import COLUMN_DTYPES, ROUTER_COLUMNS, Experi
 
 
 def batch_of(index: BatchIndex) -> Experience:
-    """A whole batch of random bits: NaNs and negative zeros among the floats."""
     generator = torch.Generator().manual_seed(0)
 
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:

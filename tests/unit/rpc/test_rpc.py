@@ -19,14 +19,10 @@ from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A request."""
-
     items: list[int]
 
 
 class Name(msgspec.Struct, frozen=True):
-    """A request with a text."""
-
     name: str = ""
 
 
@@ -65,7 +61,6 @@ def counter() -> Counter:
 
 @pytest.fixture
 def peer(serve, counter: Counter) -> Peer:
-    """Does the work of the counter, and answers."""
     return serve([Route(WORK, counter), PINGS])
 
 

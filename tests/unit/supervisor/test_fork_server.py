@@ -33,7 +33,6 @@ SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str]:
-    """That of a rank which runs a program."""
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
     paths = (str(Path(rank_facts.__file__).parent), os.environ.get("PYTHONPATH", ""))
     return {
@@ -66,7 +65,6 @@ class Forks:
     def start(
         self, program: str, command: str = "rank", **changes: str
     ) -> tuple[ForkedProcess, Path]:
-        """A rank, and the file that it prints to."""
         printed = Path(tempfile.mkstemp(dir=self.folder)[1])
         kept = os.dup(1)
         with printed.open("wb") as output, open(os.devnull, "wb") as heartbeat:
@@ -98,7 +96,6 @@ def own_forks(tmp_path: Path) -> Iterator[Forks]:
 
 
 def wait_for_fork(rank: ForkedProcess) -> int:
-    """Wait until a rank is there; answers its process id."""
     eventually(lambda: rank.poll() is not None or rank.pid > 0, seconds=200)
     assert rank.returncode is None
     return rank.pid
@@ -111,7 +108,6 @@ def connect(client: socket.socket, folder: Path) -> None:
 
 
 def is_gone(process: int, seconds: float = 60.0) -> bool:
-    """Whether a process ends within the time; takes its descriptor."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     ended = bool(poll.poll(seconds * 1000))

@@ -35,7 +35,6 @@ def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
 
 
 def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:
-    """The rest of a step; says what was done."""
     owners = (0,) * len(PROMPTS)
     index = BatchIndex((3,) * len(PROMPTS), tuple(lengths), SAMPLES, owners)
     scores = [float(row % 2) for row in range(len(lengths))]

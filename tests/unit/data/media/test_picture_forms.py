@@ -186,7 +186,6 @@ PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model of each kind."""
     found = {name: tmp_path_factory.mktemp(name) for name in PROCESSORS}
     for name, (kind, _) in PROCESSORS.items():
         save_seeing_model(found[name], kind)

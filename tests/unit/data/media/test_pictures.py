@@ -178,7 +178,6 @@ def test_what_is_no_row_with_pictures_is_refused(files: PromptFiles, changes, to
 
 
 def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
-    """A row of a job whose answers are given, that shows a picture."""
     asked, answer = {"role": "user", "content": text}, {"role": "assistant", "content": "red"}
     rows: dict[str, dict[str, object]] = {
         "sft": {"prompt": [asked, answer]},
