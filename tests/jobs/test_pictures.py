@@ -10,7 +10,7 @@ import tiny_jobs
 import torch
 from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
-from seeing_models import SEEING
+from seeing_models import SEEING, whole_class
 from tiers import first_in_test
 from tiny_models import NAMES, ZOOMS, noise, picture
 
@@ -148,7 +148,7 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
 def loss_of_the_whole(folder: Path, rows: Path) -> float:
     """What transformers' whole model says of the answers, with the pixels of all pictures."""
     model = folder / "model"
-    whole, found = SEEING["seeing"].from_pretrained(model), []
+    whole, found = whole_class("qwen2_5_vl").from_pretrained(model), []
     spec = DataSpec.model_validate({"train": [{"path": str(rows)}]})
     with (
         ChatTokenizer(model) as chat,
@@ -230,7 +230,7 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     run_folders.assert_trained(calm, 3, limit=1e-6)
     before = load_file(tmp_path / "model" / "model.safetensors")
     exported = calm / "export"
-    whole = SEEING[kind].from_pretrained(exported)
+    whole = whole_class(SEEING[kind]).from_pretrained(exported)
     tower = {name for name in before if own_name(name).startswith("visual.")}
     after = load_file(exported / "model.safetensors")
     kept = {name for name in before if torch.equal(after[name], before[name])}

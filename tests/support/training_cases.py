@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from mtp_models import save_mtp_model
-from seeing_models import ToldGemma4ForConditionalGeneration, save_seeing_model
+from seeing_models import SEEING, save_seeing_model
 from tiny_models import (
     MIXTURE,
     NAMES,
@@ -23,21 +23,12 @@ from tiny_models import (
 from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    Gemma4ForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Lfm2VlForConditionalGeneration,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
-    Mistral3ForConditionalGeneration,
     PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
-    Qwen3VLForConditionalGeneration,
-    SmolVLMForConditionalGeneration,
 )
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GuidanceSpec, KlSpec, PositiveExamplesSpec
@@ -321,18 +312,7 @@ def save_models(folder: Path) -> None:
     """All that the cases train, and `judge`."""
     for name in MODELS:
         save_plain_model(folder, name)
-    for name, kind in {
-        "seeing": Qwen2_5_VLForConditionalGeneration,
-        "seeing_3": Qwen3VLForConditionalGeneration,
-        "seeing_glm": Glm4vMoeForConditionalGeneration,
-        "seeing_tiles": InternVLForConditionalGeneration,
-        "seeing_lines": Mistral3ForConditionalGeneration,
-        "seeing_squares": Gemma3ForConditionalGeneration,
-        "seeing_crops": SmolVLMForConditionalGeneration,
-        "seeing_pooled": Gemma4ForConditionalGeneration,
-        "seeing_told": ToldGemma4ForConditionalGeneration,
-        "seeing_splits": Lfm2VlForConditionalGeneration,
-    }.items():
+    for name, kind in SEEING.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         if name == "seeing_told":  # two of its four layers have keys of their own
             sizes |= {"num_hidden_layers": 4, "initializer_range": 0.1}

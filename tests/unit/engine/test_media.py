@@ -77,8 +77,8 @@ OMNI = {
     for kind in SPEAKING
 }
 VIDEOS = {
-    f"videos of {kind.__name__}": Kind(
-        partial(save_seeing_model, model_class=kind, tie_word_embeddings=True),
+    f"videos of {kind}": Kind(
+        partial(save_seeing_model, kind=kind, tie_word_embeddings=True),
         filmed_prompts,
         whole_logprobs_of_videos,
         None,

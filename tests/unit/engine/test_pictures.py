@@ -17,14 +17,9 @@ from padded_reference import (
     whole_logits,
     whole_logprobs,
 )
-from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model, tried
+from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model, tried, whole_class
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
-from transformers import (
-    Gemma4ForConditionalGeneration,
-    LightOnOcrForConditionalGeneration,
-    PreTrainedModel,
-    SmolVLMConfig,
-)
+from transformers import SmolVLMConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from ppojob_trainer.data.media.picture_form import PictureForm
@@ -60,14 +55,14 @@ OTHERWISE = [SEEING[name] for name in ("seeing", "seeing_tiles", "seeing_squares
 
 
 @pytest.mark.parametrize(
-    ("model_class", "share", "learns"),
+    ("kind", "share", "learns"),
     [
         *((kind, True, True) for kind in FAMILIES),
         *((kind, share, not share) for kind in OTHERWISE for share in (True, False)),
     ],
 )
-def test_the_packed_forward_is_that_of_the_whole_model(tmp_path, model_class, share, learns):
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+def test_the_packed_forward_is_that_of_the_whole_model(tmp_path, kind, share, learns):
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     model = load_model(tmp_path, with_tower=learns)
     rows = make_rows(form_of(tmp_path))
     rows = joined([rows.select([0, 1, 2, 3]), rows.select([4, 6, 5, 7])])
@@ -79,24 +74,22 @@ def test_the_packed_forward_is_that_of_the_whole_model(tmp_path, model_class, sh
 def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
     """As 26B-A4B, whose layers have experts beside a plain block."""
     experts = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 16}
-    kind = Gemma4ForConditionalGeneration
-    whole = save_seeing_model(
-        tmp_path, kind, tie_word_embeddings=True, enable_moe_block=True, **experts
-    )
+    experts |= {"tie_word_embeddings": True, "enable_moe_block": True}
+    whole = save_seeing_model(tmp_path, "gemma4", **experts)
     rows, told = make_rows(form_of(tmp_path)), partial(whole_logprobs, whole, tmp_path)
     as_the_whole(load_model(tmp_path, with_tower=True), whole, rows, told, True, True)
 
 
-@pytest.mark.parametrize("model_class", tried(FAMILIES))
-def test_a_critic_sees_what_the_whole_model_does(tmp_path, model_class):
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+@pytest.mark.parametrize("kind", tried(FAMILIES))
+def test_a_critic_sees_what_the_whole_model_does(tmp_path, kind):
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     rows = make_rows(form_of(tmp_path))
     critic_as_the_whole(tmp_path, whole, rows, partial(whole_logits, whole, tmp_path))
 
 
-@pytest.mark.parametrize("model_class", tried(FAMILIES[1:]))
-def test_the_engine_draws_what_the_whole_model_would(tmp_path, model_class):
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+@pytest.mark.parametrize("kind", tried(FAMILIES[1:]))
+def test_the_engine_draws_what_the_whole_model_would(tmp_path, kind):
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     told = partial(whole_logprobs, whole, tmp_path)
     prompts = zip(PROMPTS, PICTURES, strict=True)
     drawn = engine_as_the_whole(tmp_path, [*prompts], told, (TOKEN,), rtol=1e-5)
@@ -106,12 +99,12 @@ def test_the_engine_draws_what_the_whole_model_would(tmp_path, model_class):
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
-@pytest.mark.parametrize("model_class", tried([FAMILIES[1], *FAMILIES[-9:]]))
+@pytest.mark.parametrize("kind", tried([FAMILIES[1], *FAMILIES[-9:]]))
 def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
-    tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
+    tmp_path: Path, kind: str, shown: list[bytes]
 ) -> None:
     """A later turn, whose tokens may be that of a picture, which it drew."""
-    save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+    save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
     behind = form.expanded([TOKEN], packed(shown)) if shown else []
@@ -146,16 +139,16 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", tried(FAMILIES))
-def test_angles_of_a_tower_are_not_rounded(tmp_path: Path, model_class: type[PreTrainedModel]):
-    save_seeing_model(tmp_path, model_class)
+@pytest.mark.parametrize("kind", tried(FAMILIES))
+def test_angles_of_a_tower_are_not_rounded(tmp_path: Path, kind: str):
+    save_seeing_model(tmp_path, kind)
     model = load_model(tmp_path)
     attach_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))
     tower = tower_of(model)
     assert tower is not None
     (seen,) = tower.encode([noise(1)])
     with torch.no_grad():
-        whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        whole = whole_class(kind).from_pretrained(tmp_path, dtype=torch.bfloat16)
         pixels = pixels_of(tmp_path, [noise(1)])
         pixels["pixel_values"] = pixels["pixel_values"].bfloat16()
         told = whole.get_image_features(**pixels)
@@ -165,7 +158,7 @@ def test_angles_of_a_tower_are_not_rounded(tmp_path: Path, model_class: type[Pre
 
 def test_a_picture_smaller_than_a_token_of_lighton_is_one(tmp_path: Path) -> None:
     """transformers' processor makes half of one, on which its model fails."""
-    save_seeing_model(tmp_path, LightOnOcrForConditionalGeneration)
+    save_seeing_model(tmp_path, "lighton_ocr")
     model = load_model(tmp_path)
     attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     tower = tower_of(model)
@@ -195,9 +188,9 @@ def test_patches_lie_where_float32_says_whatever_their_type_is() -> None:
 @pytest.mark.parametrize(
     "size", [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7)]
 )
-@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[6:8]])
-def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, model_class, size) -> None:
-    save_seeing_model(tmp_path, model_class)
+@pytest.mark.parametrize("kind", [FAMILIES[1], *FAMILIES[6:8]])
+def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, kind, size) -> None:
+    save_seeing_model(tmp_path, kind)
     processor = processor_of(tmp_path)
     seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
     _, down, across = seen["image_grid_thw"][0].tolist()
