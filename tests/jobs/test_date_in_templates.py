@@ -26,10 +26,6 @@ def dated(tiny_job, tiny_folder: Path, classifier: Path, tmp_path: Path) -> Path
     )
 
 
-def prompts_of(rows: Path) -> list[str]:
-    return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
-
-
 @pytest.mark.long
 def test_whoever_comes_back_sees_the_same_time(dated, run_through, start, tmp_path: Path):
     points = (
@@ -45,4 +41,5 @@ def test_whoever_comes_back_sees_the_same_time(dated, run_through, start, tmp_pa
     run_through(dated, killed, *points)
     assert run_folders.result(killed) == run_folders.result(whole)
     (rows,) = killed.glob("rollouts/step-000004.parquet/*")
-    assert all(text.startswith("2001 06.250000 ") for text in prompts_of(rows))
+    prompts = map(str, parquet.read_table(rows)["prompt"].to_pylist())
+    assert all(text.startswith("2001 06.250000 ") for text in prompts)

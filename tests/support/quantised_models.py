@@ -80,12 +80,8 @@ def packed(weight: Tensor) -> Made:
     return {"_packed": words, "_scale": scale, ":.weight_shape": shape}, whole
 
 
-def _group(**weights: object) -> dict[str, object]:
-    return {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
-
-
 def _compressed(kind: str, **weights: object) -> dict[str, object]:
-    groups = {"group_0": _group(**weights)}
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
 
 

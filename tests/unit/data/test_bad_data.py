@@ -85,10 +85,6 @@ def demonstrations(files: PromptFiles) -> list[str]:
     ]
 
 
-def no_rows(files: PromptFiles) -> list[str]:
-    return files.errors(files.columns("a.parquet", pa.Table.from_pylist([good_row()]).slice(0, 0)))
-
-
 def torn(files: PromptFiles, name: str, text: str, number: int) -> Path:
     """A table in which a byte of the last row is another than was written."""
     contents = [good_row(f"{row} + 5") for row in range(number)] + [good_row(text)]
@@ -185,7 +181,9 @@ LONG = [good_row(f"{number} + 5 " * 40) for number in (3, 4)]
 CASES: dict[str, Case] = {
     "no files": no_files,
     "no parquet": no_parquet,
-    "no rows": no_rows,
+    "no rows": lambda files: files.errors(
+        files.columns("a.parquet", pa.Table.from_pylist([good_row()]).slice(0, 0))
+    ),
     "too long": rows(*LONG, maxPromptTokens=60),
     "a share that is more than a file has": shares,
     "demonstrations": demonstrations,

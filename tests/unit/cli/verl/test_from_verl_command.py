@@ -26,13 +26,11 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["from-verl", *arguments])
 
 
-def as_golden(result: Result) -> str:
-    return f"{result.stdout}=== told, and status {result.exit_code}\n{result.stderr}"
-
-
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "tools.yaml"])
 def test_a_script_is_told_word_for_word(name: str) -> None:
-    assert as_golden(run(name, "--verbose")) == (HERE / "expected" / f"{name}.txt").read_text()
+    found = run(name, "--verbose")
+    told = f"{found.stdout}=== told, and status {found.exit_code}\n{found.stderr}"
+    assert told == (HERE / "expected" / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize(
