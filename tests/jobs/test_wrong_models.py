@@ -169,7 +169,6 @@ def judge_template(source: str) -> Spoil:
 
 CASES: dict[str, Spoil] = {
     "path missing": lambda wrong: wrong.set("spec.model.path", "/no/such/model"),
-    "no tokenizer": lambda wrong: (wrong.model / "tokenizer.json").unlink(),
     "tokenizer damaged": lambda wrong: (wrong.model / "tokenizer.json").write_text("{}"),
     "vocabulary above the embedding": lambda wrong: smaller_vocabulary(wrong.model, 90),
     "no end token": without_end,
