@@ -100,9 +100,7 @@ def test_the_engine_draws_what_the_whole_model_would(tmp_path, kind):
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
 @pytest.mark.parametrize("kind", tried([FAMILIES[1], *FAMILIES[-9:]]))
-def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
-    tmp_path: Path, kind: str, shown: list[bytes]
-) -> None:
+def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(tmp_path, kind, shown):
     """A later turn, whose tokens may be that of a picture, which it drew."""
     save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)

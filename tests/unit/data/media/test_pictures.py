@@ -276,9 +276,7 @@ def test_a_mark_without_a_picture_is_told(files: PromptFiles) -> None:
     assert told[:2] == ["a.parquet:0:prompt", "b.jsonl:1:prompt"]
 
 
-def test_other_pictures_under_the_same_path_are_other_data(
-    folder: Path, files: PromptFiles
-) -> None:
+def test_other_pictures_under_the_same_path_are_other_data(folder: Path, files: PromptFiles):
     path = folder / "one.png"
     found = set()
     lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))

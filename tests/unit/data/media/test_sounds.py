@@ -58,9 +58,7 @@ def spoken(*parts: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_prompts_and_features_are_those_of_the_models_processor(
-    folder: Path, files: PromptFiles
-) -> None:
+def test_prompts_and_features_are_those_of_the_models_processor(folder: Path, files: PromptFiles):
     """In every form that a row may have them in, and of every length."""
     (folder / "tone.flac").write_bytes(tone_file(440, 0.5, kind="FLAC"))
     path = str(folder / "tone.flac")
@@ -185,9 +183,7 @@ def test_another_column_may_hold_the_sounds(files: PromptFiles) -> None:
         ),
     ],
 )
-def test_what_is_no_sound_is_refused(
-    files: PromptFiles, changes: dict[str, object], told: str
-) -> None:
+def test_what_is_no_sound_is_refused(files: PromptFiles, changes: dict[str, object], told: str):
     row = {**good_row("<audio>"), **changes}
     (error,) = files.errors(files.table("a.parquet", row), maxPromptTokens=256)
     assert error.startswith(f"a.parquet:0:{told}")
