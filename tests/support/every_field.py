@@ -144,3 +144,12 @@ def _values(shape: Shape) -> Iterator[Any]:
         yield from ([value] * times for value in _values(shape.item))
     else:
         yield placeholder(shape)
+
+
+def field_paths(text: str) -> set[str]:
+    """Paths that lines of a section and names in it stand for; comments begin with #."""
+    found: set[str] = set()
+    for line in text.splitlines():
+        section, _, names = line.partition("#")[0].partition(": ")
+        found |= {f"{section}.{name}" for name in names.split()}
+    return found
