@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from mtp_models import save_mtp_model
 from seeing_models import SEEING, save_seeing_model
@@ -21,15 +22,6 @@ from tiny_models import (
     write_model,
 )
 from torch import Tensor
-from transformers import (
-    Gemma2ForCausalLM,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-    Qwen3MoeForCausalLM,
-)
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GuidanceSpec, KlSpec, PositiveExamplesSpec
 from ppojob_api.v1alpha1.model import LoraSpec
@@ -280,20 +272,23 @@ EXPERT_LAYOUTS = {
 """Of ranks that share the experts of a layer."""
 ALL_LAYOUTS = {**LAYOUTS, **EXPERT_LAYOUTS}
 
-MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
+MODELS: Mapping[str, tuple[type[transformers.PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
-    "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
-    "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
-    "untied": (LlamaForCausalLM, {}),
+    "gemma2": (
+        transformers.Gemma2ForCausalLM,
+        {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True},
+    ),
+    "tied": (transformers.LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
+    "untied": (transformers.LlamaForCausalLM, {}),
     **{family: FAMILY_MODELS[family] for family in ("phi", "flex_olmo")},
     "experts_beside": MIXTURE_MODELS["gemma4_text"],
-    "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
-    "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
-    "one_key_head": (Qwen3ForCausalLM, {"head_dim": 8, "num_key_value_heads": 1}),
-    "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
-    "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
+    "biased": (transformers.LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (transformers.Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
+    "qwen3_tied": (transformers.Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "one_key_head": (transformers.Qwen3ForCausalLM, {"head_dim": 8, "num_key_value_heads": 1}),
+    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, MIXTURE),
+    "dropout": (transformers.LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 CRITIC_LORA = LoraSpec(rank=3)
@@ -326,7 +321,7 @@ def save_models(folder: Path) -> None:
         bad.model.norm.weight[0] = torch.nan
     bad.save_pretrained(folder / "bad")
     classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
-    save_model(folder / "judge", LlamaForSequenceClassification, **SIZES, **classifier)
+    save_model(folder / "judge", transformers.LlamaForSequenceClassification, **SIZES, **classifier)
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 
@@ -338,7 +333,7 @@ def save_plain_model(folder: Path, name: str = "tied") -> None:
     _save_shaken(make_model(model_class, seed=3, **sizes), folder / name)
 
 
-def _save_shaken(model: PreTrainedModel, folder: Path) -> None:
+def _save_shaken(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Save a model of which nothing is 0 or 1 throughout."""
     with torch.no_grad():
         for weight in model.parameters():
@@ -404,7 +399,7 @@ def name_of(dims: ParallelDims) -> str:
 
 
 def make_engine(
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     case: Case,
     world: World,
     offload: Sequence[Offloaded] = (),
@@ -423,7 +418,7 @@ def make_engine(
     )
 
 
-def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
+def load(case: Case, folder: Path, world: World) -> transformers.PreTrainedModel:
     model = load_model(
         folder / case.model,
         world=world,
@@ -546,7 +541,7 @@ def valued_rows() -> Experience:
     return rows
 
 
-def value_engine(model: PreTrainedModel, world: World) -> TrainEngine:
+def value_engine(model: transformers.PreTrainedModel, world: World) -> TrainEngine:
     training = TrainingSpec(autocast="none", micro_batch_tokens=30)
     optimizer = OptimizerSpec(learning_rate=1e-2)
     return TrainEngine(model, ValueHead(), training, optimizer, 10, world)

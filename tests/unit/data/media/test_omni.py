@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_jobs
 import torch
+import transformers
 from hearing_models import tone, tone_file
 from omni_models import (
     FILMED,
@@ -21,13 +22,6 @@ from omni_models import (
 from prompt_files import PromptFiles, good_row
 from refused_jobs import edit
 from tiny_models import noise
-from transformers import (
-    AutoTokenizer,
-    ProcessorMixin,
-    Qwen2_5OmniProcessor,
-    Qwen3OmniMoeProcessor,
-    WhisperFeatureExtractor,
-)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from video_reference import frames_of
 
@@ -60,12 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return folder
 
 
-def processor_of(folder: Path) -> ProcessorMixin:
+def processor_of(folder: Path) -> transformers.ProcessorMixin:
     """transformers' processor, whose videos are a matter of torchvision and not tried here."""
     is_third = "qwen3_omni_moe" in (folder / "config.json").read_text()
-    processor = object.__new__(Qwen3OmniMoeProcessor if is_third else Qwen2_5OmniProcessor)
-    processor.tokenizer = AutoTokenizer.from_pretrained(folder)
-    processor.feature_extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    processor = object.__new__(
+        transformers.Qwen3OmniMoeProcessor if is_third else transformers.Qwen2_5OmniProcessor
+    )
+    processor.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor.feature_extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
     processor.image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
     processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
     for kind in ("audio", "image", "video"):

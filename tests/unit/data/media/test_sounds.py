@@ -27,12 +27,7 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_forms import (
-    all_take_pictures,
-    read_form,
-    why_no_media,
-    why_no_pictures,
-)
+from ppojob_trainer.data.media import picture_forms
 from ppojob_trainer.data.media.pictures import packed, packed_sound, sound_of, unpacked
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.vision_tower import VisionTower
@@ -213,14 +208,14 @@ def test_folders_with_unknown_settings_hear_nothing(tmp_path: Path) -> None:
     save_hearing_model(tmp_path)
     path = tmp_path / "preprocessor_config.json"
     told = json.loads(path.read_text())
-    assert why_no_media(tmp_path) == ""
+    assert picture_forms.why_no_media(tmp_path) == ""
     for changes in ({"dither": 0.1}, {"chunk_length": 2}, {"feature_extractor_type": "Other"}):
         path.write_text(json.dumps(told | changes))
-        assert read_form(tmp_path) is None
-        assert "WhisperFeatureExtractor" in why_no_media(tmp_path)
+        assert picture_forms.read_form(tmp_path) is None
+        assert "WhisperFeatureExtractor" in picture_forms.why_no_media(tmp_path)
     path.unlink()  # as transformers 5 writes a whole processor
     (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": told}))
-    assert read_form(tmp_path) is not None
+    assert picture_forms.read_form(tmp_path) is not None
 
 
 def test_what_is_said_of_a_vision_tower_and_of_pictures_has_no_effect(folder: Path) -> None:
@@ -232,5 +227,5 @@ def test_what_is_said_of_a_vision_tower_and_of_pictures_has_no_effect(folder: Pa
     fields = ["spec.model.freezeVisionTower", "spec.data.maxPicturePixels"]
     found = [(one.where, one.reason_code) for one in check_layouts(spec)]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
-    assert why_no_pictures(spec)("tiny") == ""
-    assert not all_take_pictures(spec)  # no tool shows it pictures
+    assert picture_forms.why_no_pictures(spec)("tiny") == ""
+    assert not picture_forms.all_take_pictures(spec)  # no tool shows it pictures
