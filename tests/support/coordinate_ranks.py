@@ -47,7 +47,6 @@ def own_hosts() -> Hosts:
 
 
 def batch() -> Experience:
-    """All rows; every token is another."""
     tokens = torch.arange(sum(INDEX.lengths))
     return Experience(
         prompts=[torch.arange(n) + 1000 * p for p, n in enumerate(INDEX.prompt_lengths)],

@@ -16,8 +16,6 @@ TOKEN = "let-me-in"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client has asked."""
-
     method: str
     path: str
     query: dict[str, str]
@@ -40,7 +38,6 @@ Route = Answer | Callable[[Request], Answer]
 
 
 def refusal(status: int, message: str) -> Answer:
-    """A refusal as an API server words it."""
     return Answer(status, {"kind": "Status", "code": status, "message": message})
 
 

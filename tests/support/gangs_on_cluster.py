@@ -59,7 +59,6 @@ def nodes(cluster: Cluster, name: str) -> list[str]:
 
 
 def admitted(cluster: Cluster, name: str) -> dict[str, str]:
-    """The condition Admitted of a job."""
     conditions = cluster.get("ppojob", name).get("status", {}).get("conditions", ())
     return next((one for one in conditions if one["type"] == "Admitted"), {})
 

@@ -100,12 +100,10 @@ def tone_file(pitch: float, seconds: float, rate: int = RATE, kind: str = "WAV")
 
 
 def heard(*tones: tuple[float, float]) -> bytes:
-    """Tones of pitches and seconds, as prompts have them."""
     return packed([packed_sound(tone(*one)) for one in tones])
 
 
 def processor_of(folder: Path) -> Qwen2AudioProcessor:
-    """transformers' processor of texts and sounds."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return Qwen2AudioProcessor(WhisperFeatureExtractor.from_pretrained(folder), tokenizer)
 

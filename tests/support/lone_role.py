@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def grpo_spec(prompts: int, samples: int) -> PPOJobSpec:
-    """The spec of a small job."""
     return PPOJobSpec.model_validate(
         {
             "model": {"path": "models/m"},

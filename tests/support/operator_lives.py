@@ -70,7 +70,6 @@ class Kubelet:
 
 @contextlib.contextmanager
 def undisturbed(cluster: Cluster, logs: Path) -> Iterator[Operator]:
-    """An operator to which nothing happens."""
     operator = Operator(cluster, logs, "undisturbed")
     try:
         yield operator
@@ -89,7 +88,6 @@ def wait(cluster: Cluster, reason: str, number: int) -> None:
 
 
 def gone(cluster: Cluster) -> None:
-    """Delete the job `sum`, and wait until its objects are gone as well."""
     cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
 
 

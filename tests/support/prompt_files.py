@@ -71,7 +71,6 @@ class PromptFiles:
         return self.columns(name, pa.Table.from_pylist(list(rows)), **options)
 
     def columns(self, name: str, table: pa.Table, **options: object) -> Path:
-        """Write a parquet file of a table that is made already."""
         pq.write_table(table, self.folder / name, **options)
         return self.folder / name
 

@@ -30,8 +30,6 @@ class Write:
 
 @dataclass
 class StatusServer(FakeApiServer):
-    """What `status_server` gives."""
-
     folder: Path = Path()
     """For the certificate and the credentials."""
     uid: str = "u1"
@@ -54,7 +52,6 @@ class StatusServer(FakeApiServer):
         return ApiAccess("127.0.0.1", self.port, self.folder)
 
     def set_token(self, token: str) -> None:
-        """Replace the token, as a kubelet does."""
         aside = self.folder / "token.aside"
         aside.write_text(token)
         aside.rename(self.folder / "token")

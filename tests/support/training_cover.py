@@ -126,13 +126,11 @@ class Cover:
         }
 
     def layouts_of(self, scenario: str) -> tuple[str, ...]:
-        """The layouts of several ranks that are tried with a scenario."""
         found = _ONLY.get(scenario, WORLDS)
         chosen = found if self.whole else _SCENARIOS.get(scenario, found)
         return tuple(layout for layout in self.worlds if layout in found and layout in chosen)
 
     def scenarios_of(self, layout: str) -> list[str]:
-        """The scenarios that a layout is tried with."""
         return [name for name in SCENARIOS if layout in self.layouts_of(name)]
 
     def writers_of(self, name: str) -> tuple[str, ...]:

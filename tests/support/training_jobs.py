@@ -68,7 +68,6 @@ class Volume:
 
 
 def make_volume(cluster: Cluster, folder: Path) -> Volume:
-    """A folder with a model, data and a reward function, as a claim of the namespace."""
     tiny_jobs.make_tiny_folder(folder)
     return claimed(cluster, folder)
 

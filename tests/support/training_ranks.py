@@ -52,7 +52,6 @@ def alone(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Each tensor is the same to the bit."""
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name

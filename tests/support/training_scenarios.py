@@ -336,7 +336,6 @@ def run_exchange(_folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def taken(rank: int) -> list[Answer]:
-    """What a rank has to score."""
     return [Answer([{"role": "user", "content": "1+1"}], str(rank))] * (rank + 1)
 
 

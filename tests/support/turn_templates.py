@@ -169,7 +169,6 @@ class ChatInProcess(ChatTokenizer):
         tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[str | BadChatTemplate]:
-        """As that of the real one."""
         _, file = self.template
         self.rendered += len(conversations)
         given = {**self._files.special_tokens, **(variables or {})}

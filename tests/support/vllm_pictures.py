@@ -127,7 +127,6 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
 
 
 def saved(folder: Path, kind: str) -> PreTrainedModel:
-    """The whole model of a folder, which the first to come makes."""
     if not folder.exists():
         sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
         if kind == "gemma4_told":
@@ -260,7 +259,6 @@ def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm)
 def of_update(
     watched: Watched, whole: PreTrainedModel, folder: Path, rows: Sequence[Request]
 ) -> float:
-    """What is drawn by other weights."""
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in language_model_of(whole).parameters():

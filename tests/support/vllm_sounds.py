@@ -37,7 +37,6 @@ SHOWN = [
 def requests(
     form: MediaForm, shown: Sequence[tuple[list[int], bytes]], ends: tuple[int, ...]
 ) -> list[Request]:
-    """Two samples of each prompt."""
     # transformers would take such a token that is drawn for a further sound.
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=20, stop_token_ids=ends)
     return [
