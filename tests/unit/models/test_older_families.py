@@ -12,9 +12,7 @@ from tiny_models import TWO_LAYERS, save_model
 from transformers import PreTrainedModel
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.model import LoraSpec, ModelSpec
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.config_changes import config_changes
@@ -161,15 +159,14 @@ def test_what_is_not_computed_is_refused_by_its_key(tmp_path, family, changes, w
 def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
     saved(tmp_path / "model", "gpt2")
     pods = {"ranksPerReplica": 4, "parallelism": {"tensor": 2, "pipeline": 2}}
-    manifest = tiny_jobs.write_manifest(
-        tmp_path,
+    config = tiny_jobs.config_of(
         tmp_path,
         model={"path": str(tmp_path / "model"), "lora": {"rank": 4}},
         algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
         roles={"actorRollout": pods},
         rollout={"engine": "vllm", "adapters": "beside"},
     )
-    found = {one.where for one in check_layouts(resolve(load_job(manifest)).spec)}
+    found = {one.where for one in check_layouts(config.spec)}
     assert found == {"spec.rollout.adapters", "spec.roles.actorRollout.parallelism.pipeline"}
     lora = LoraSpec(
         rank=4, base_type="nf4", weight_decomposed=True, target_modules=["c_attn", "q_proj"]

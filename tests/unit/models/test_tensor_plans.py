@@ -12,8 +12,6 @@ from tiny_models import CORRECTED, DELTA_NETWORKS, MIXTURE, SIZES, make_model
 from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
 
 from ppojob_api.problem import Problem, ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.problems import ModelReason
@@ -400,8 +398,7 @@ def problems(
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     changes = json.loads(json.dumps(changes).replace("FOLDER", str(folder)))
-    manifest = tiny_jobs.write_manifest(folder, folder, **changes)
-    return list(check_layouts(resolve(load_job(manifest)).spec))
+    return list(check_layouts(tiny_jobs.config_of(folder, **changes).spec))
 
 
 @pytest.mark.parametrize(
@@ -448,6 +445,5 @@ def test_a_layer_without_weights_is_not_trained(tmp_path: Path) -> None:
     kept = {name: one for name, one in load_file(file).items() if not name.startswith(layer)}
     save_file(kept, file, {"format": "pt"})
     model = {"path": str(tmp_path / "model"), "mtp": {}}
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, model=model)
-    (found,) = check_layouts(resolve(load_job(manifest)).spec)
+    (found,) = check_layouts(tiny_jobs.config_of(tmp_path, model=model).spec)
     assert (found.where, found.reason_code) == ("spec.model.mtp", ModelReason.WEIGHTS_MISSING)

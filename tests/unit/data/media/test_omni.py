@@ -26,8 +26,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from video_reference import frames_of
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.media.picture_forms import all_take_pictures, read_form, why_no_media
 from ppojob_trainer.data.media.pictures import (
     is_picture,
@@ -208,8 +206,7 @@ def test_towers_stay_as_they_are(folder: Path) -> None:
     """How large pictures are seen may be said."""
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
-    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    spec = resolve(load_job(manifest)).spec
+    spec = tiny_jobs.config_of(folder, data=data, model=model).spec
     (found,) = check_layouts(spec)
     assert (found.where, found.reason_code) == (
         "spec.model.freezeVisionTower",

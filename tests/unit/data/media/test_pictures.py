@@ -12,8 +12,6 @@ from seeing_models import SEEING, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
@@ -313,9 +311,8 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
         ({"roles": {"actorRollout": SHARED}}, None),
     ],
 )
-def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
-    manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
-    spec = resolve(load_job(manifest)).spec
+def test_what_keeps_a_job_from_showing_pictures(folder: Path, changes, told) -> None:
+    spec = tiny_jobs.config_of(folder, **changes).spec
     why = why_no_pictures(spec)("tiny")
     assert (told is None) == (why == "") == all_take_pictures(spec)
     assert told is None or told in why
@@ -327,8 +324,7 @@ def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(folder: Pa
     data = tiny_jobs.make_manifest(folder)["spec"]["data"]
     data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
-    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    found = [*check_layouts(resolve(load_job(manifest)).spec)]
+    found = [*check_layouts(tiny_jobs.config_of(folder, data=data, model=model).spec)]
     fields = ("spec.data.maxPicturePixels", "spec.data.minPicturePixels")
     expected = [(field, ReasonCode.NO_EFFECT) for field in fields]
     told = [(one.where, one.reason_code) for one in found]
@@ -351,7 +347,7 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
         changes = {"algorithm": {"type": "sft", "promptsPerStep": 4}, "rollout": {}, "rewards": []}
     changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
     changes["model"] = {"path": str(folder / "model"), "freezeVisionTower": False}
-    spec = resolve(load_job(tiny_jobs.write_manifest(folder / "job", folder, **changes))).spec
+    spec = tiny_jobs.config_of(folder, **changes).spec
     why = why_no_pictures(spec)("tiny")
     is_refused = engine == "vllm" and not given and gpus > 0 and kind != "seeing_told"
     assert (
@@ -373,8 +369,7 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
     told = json.loads(settings.read_text())
     settings.write_text(json.dumps(told | {"patch_size": told["patch_size"] + 1}))
     teachers = [{"path": str(path), "dataSources": [path.name]} for path in (blind, finer)]
-    manifest = tiny_jobs.write_manifest(
-        folder / "job",
+    config = tiny_jobs.config_of(
         folder,
         algorithm={"type": "distillation", "promptsPerStep": 4},
         data={**tiny_jobs.make_manifest(folder)["spec"]["data"], "validation": []},
@@ -382,16 +377,16 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
         steps={"total": 1},
         reference={"path": str(seeing), "teachers": teachers},
     )
-    why = why_no_pictures(resolve(load_job(manifest)).spec)
+    why = why_no_pictures(config.spec)
     assert why("another") == ""
     assert why("finer").startswith(f"{finer} of spec.reference ")
     assert why("blind").startswith(f"{blind} of spec.reference ")
 
 
-def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(tmp_path, folder: Path) -> None:
+def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(folder: Path) -> None:
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
-    manifest = tiny_jobs.write_manifest(tmp_path, folder, **tiny_jobs.PPO, data=data)
-    assert "has its own prompts" in why_no_pictures(resolve(load_job(manifest)).spec)("tiny")
+    spec = tiny_jobs.config_of(folder, **tiny_jobs.PPO, data=data).spec
+    assert "has its own prompts" in why_no_pictures(spec)("tiny")
 
 
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:

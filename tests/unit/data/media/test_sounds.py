@@ -24,8 +24,6 @@ from prompt_files import PromptFiles, good_row
 from tiny_models import SOUND
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media import picture_forms
 from ppojob_trainer.data.media.pictures import packed, packed_sound, sound_of, unpacked
@@ -222,8 +220,7 @@ def test_what_is_said_of_a_vision_tower_and_of_pictures_has_no_effect(folder: Pa
     """An encoder of sounds stays as it is. Who reads the same tokens has to hear alike."""
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
-    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    spec = resolve(load_job(manifest)).spec
+    spec = tiny_jobs.config_of(folder, data=data, model=model).spec
     fields = ["spec.model.freezeVisionTower", "spec.data.maxPicturePixels"]
     found = [(one.where, one.reason_code) for one in check_layouts(spec)]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
