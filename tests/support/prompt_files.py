@@ -109,7 +109,11 @@ class PromptFiles:
         return [line.replace(f"{self.folder}/", "") for line in report.warnings]
 
     def open(
-        self, *paths: Path | str, max_rows: int | None = None, **settings: object
+        self,
+        *paths: Path | str,
+        max_rows: int | None = None,
+        given: GivenType | None = None,
+        **settings: object,
     ) -> PromptDataset:
         spec = self.spec(*paths, **settings)
-        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows)
+        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows, given=given)

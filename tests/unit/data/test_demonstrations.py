@@ -31,8 +31,7 @@ def files(tmp_path: Path) -> PromptFiles:
 
 def opened(files: PromptFiles, *rows: object, **settings: Any) -> PromptDataset:
     settings = {"promptKey": "messages", **settings}
-    spec = files.spec(files.lines("a.jsonl", *rows), **settings)
-    return PromptDataset.open(spec.train, spec, files.chat, given="sft")
+    return files.open(files.lines("a.jsonl", *rows), given="sft", **settings)
 
 
 def told(chat: ChatTokenizer, row: PromptRow) -> list[tuple[str, bool]]:
@@ -137,8 +136,7 @@ def test_turns_of_the_assistant_are_learnt(files: PromptFiles, messages, answer)
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_pairs(files: PromptFiles, row: Any, settings: Any, prompt: str, answer: str, form: str):
     write = {"jsonl": files.lines, "parquet": files.table}[form]
-    spec = files.spec(write(f"a.{form}", row), **settings)
-    with PromptDataset.open(spec.train, spec, files.chat, given="sft") as dataset:
+    with files.open(write(f"a.{form}", row), given="sft", **settings) as dataset:
         assert files.chat.decode(dataset[0].token_ids, skip_special_tokens=False) == prompt
         assert told(files.chat, dataset[0]) == [(answer, True)]
 
@@ -184,8 +182,7 @@ def test_given_responses_decide_which_rows_there_are(files: PromptFiles) -> None
     """Where they begin to be read, or are cut elsewhere, a run is not gone on with."""
     path, digests = files.lines("a.jsonl", {**ROW, "target": ["Ann."], "other": ["Bea."]}), set()
     for key, limit in ((None, 12), (None, 13), ("target", 12), ("target", 13), ("other", 12)):
-        spec = files.spec(path, guidanceKey=key, maxResponseTokens=limit)
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+        with files.open(path, guidanceKey=key, maxResponseTokens=limit) as dataset:
             digests.add(dataset.digest)
     assert len(digests) == 4
 
@@ -247,8 +244,8 @@ def test_tools_are_shown_of_each_row(files: PromptFiles, tmp_path: Path) -> None
     files = PromptFiles(tmp_path, chat)
     with opened(files, *rows, toolsKey="schemas") as dataset:
         assert [list(row.token_ids) for row in (dataset[0], dataset[1])] == expected[:2]
-    spec = files.spec(files.table("b.parquet", *tables), promptKey="messages", toolsKey="schemas")
-    with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+    keys = {"promptKey": "messages", "toolsKey": "schemas"}
+    with files.open(files.table("b.parquet", *tables), given="sft", **keys) as dataset:
         assert [list(row.token_ids) for row in (dataset[0], dataset[1])] == expected[::2]
 
 
@@ -314,8 +311,7 @@ def test_nulls_are_those_of_the_file_and_not_of_its_format(tmp_path: Path) -> No
             (files.table("a.parquet", *rows), ['{"a": 3}', '{"b": 4}']),
             (files.lines("a.jsonl", calling({"a": None})), ['{"a": null}']),
         ):
-            spec = files.spec(path, promptKey="messages")
-            with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+            with files.open(path, given="sft", promptKey="messages") as dataset:
                 for index, text in enumerate(texts):
                     ((answer, _),) = told(chat, dataset[index])
                     assert text in answer

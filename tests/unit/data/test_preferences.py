@@ -57,8 +57,7 @@ def files(tmp_path: Path) -> PromptFiles:
 def opened(
     files: PromptFiles, *rows: object, given: GivenType = "dpo", **settings: Any
 ) -> PromptDataset:
-    spec = files.spec(files.lines("a.jsonl", *rows), **settings)
-    return PromptDataset.open(spec.train, spec, files.chat, given=given)
+    return files.open(files.lines("a.jsonl", *rows), given=given, **settings)
 
 
 def told(chat: ChatTokenizer, row: PromptRow) -> list[list[tuple[str, bool]]]:

@@ -93,8 +93,7 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(files: PromptFiles) 
     table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
     found = {}
     for most in (None, 512):
-        spec = files.spec(table, maxPicturePixels=most)
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+        with files.open(table, maxPicturePixels=most) as dataset:
             found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
             tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
     assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2, 2 * 2]
@@ -189,8 +188,7 @@ def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
 def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str) -> None:
     """Answers that are compared or judged have none behind them."""
     table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
-    spec = files.spec(table)
-    with PromptDataset.open(spec.train, spec, files.chat, given=kind) as dataset:
+    with files.open(table, given=kind) as dataset:
         assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
         asked = files.chat.decode(dataset[1].token_ids)
         assert asked.count(PICTURE) == 2 * 2
@@ -221,8 +219,8 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
     row = {"prompt": talk, "images": [{"bytes": one} for one in (RED, WIDE, RED)]}
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
-        spec = files.spec(files.table("a.parquet", row, {**row, "images": []}))
-        with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+        table = files.table("a.parquet", row, {**row, "images": []})
+        with files.open(table, given="sft") as dataset:
             seeing, blind = dataset.rows([0, 1])
         short = files.spec(files.table("a.parquet", row), maxResponseTokens=20)
         short = short.model_copy(update={"overlong_prompts": "truncate_right"})
