@@ -51,9 +51,7 @@ def job(kind: str, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ROLE_OF)
-def test_a_lost_pod_costs_no_step(
-    kind: str, cluster: Cluster, release: str, agent_volume: Volume
-) -> None:
+def test_a_lost_pod_costs_no_step(kind: str, cluster: Cluster, release: str, agent_volume: Volume):
     if not cluster.is_ours:
         pytest.skip("the pods' processes are in kind's container")
     alone = training_jobs.ran_alone(cluster, agent_volume, job(kind, f"{kind}-alone"))

@@ -89,9 +89,7 @@ def made_so(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[
         return in_the_end(cluster)
 
 
-def test_edits_are_for_a_job_without_pods_and_never_for_what_decides_the_weights(
-    cluster: Cluster, operator: Operator
-) -> None:
+def test_edits_are_for_a_job_without_pods_and_never_for_what_decides_the_weights(cluster, operator):
     cluster.apply(job("edited"))
     says(cluster, "edited", "Unschedulable")
     for spec, why in REFUSED[:-1]:
@@ -135,9 +133,7 @@ def test_an_operator_that_lives_for_two_writes_brings_a_job_to_another_layout(
 
 @pytest.mark.long
 @pytest.mark.parametrize("strike", [(1, True), (2, False), (3, True)], ids=str)
-def test_whenever_an_operator_dies(
-    cluster: Cluster, proxy: FaultProxy, made_so: dict[str, Any], tmp_path: Path, strike: Any
-) -> None:
+def test_whenever_an_operator_dies(cluster, proxy, made_so, tmp_path, strike):
     with Kubelet(cluster, proxy, tmp_path, strike):
         relaid(cluster)
         eventually(lambda: at_rest(cluster) == made_so, PATIENCE_SECONDS)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +140,8 @@ def gone_after(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cluster_has_the_jobs_of_the_plans(
-    cluster: Cluster,
-    crd: None,
-    gone_after: None,
-    jobs: Path,
-    plans: Mapping[str, bytes],
-    way: str,
-    tmp_path: Path,
-) -> None:
+    cluster, crd, gone_after, jobs, plans, way, tmp_path
+):
     WAYS[way](cluster, jobs, tmp_path)
     found = {one["metadata"]["name"]: read_job(one) for one in cluster.get("ppojobs")["items"]}
     assert found.keys() == plans.keys()

@@ -47,9 +47,7 @@ def operator(cluster, crd, tmp_path_factory) -> Iterator[Operator]:
 
 
 @pytest.fixture(scope="module")
-def sent(
-    cluster: Cluster, operator: Operator, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[str, Sent]:
+def sent(cluster: Cluster, operator: Operator, tmp_path_factory) -> Mapping[str, Sent]:
     """All cases, sent by one command; again alone those that it tells of without their file."""
     folder = tmp_path_factory.mktemp("cases")
     files = {folder / f"{number:04}.yaml": case for number, case in enumerate(CASES)}

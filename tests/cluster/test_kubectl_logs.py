@@ -1,7 +1,4 @@
-"""`kubectl ppojob logs` against a real API server and kubelet.
-
-Pods of the base image stand in for those of a job, and say what a test gives them to say.
-"""
+"""`kubectl ppojob logs` against a real API server and kubelet, of pods of the base image."""
 
 import functools
 import signal

@@ -92,12 +92,8 @@ def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begu
 @pytest.mark.long
 @pytest.mark.parametrize("strike", [(1, True), (2, False)], ids=["behind", "before"])
 def test_an_operator_that_lives_for_one_write_leads_a_job_through_its_life(
-    cluster: Cluster,
-    proxy: FaultProxy,
-    lived: dict[str, Any],
-    tmp_path: Path,
-    strike: tuple[int, bool],
-) -> None:
+    cluster, proxy, lived, tmp_path, strike
+):
     with Kubelet(cluster, proxy, tmp_path, strike) as kubelet:
         live(cluster)
         eventually(lambda: objects(cluster, "sum") == lived, PATIENCE_SECONDS)

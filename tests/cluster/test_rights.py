@@ -90,12 +90,9 @@ def worked(cluster: Cluster, release: str) -> Cluster:
     cluster.apply(*names_taken())
     cluster.apply(job("early", checkpoint={"volume": {"size": "1Gi"}}), job("late"))
     for name in ("early", "late"):
-        eventually(lambda name=name: refused_an_object(cluster, name))
+        told = ("ppojob", name, "{.status.reason}")
+        eventually(lambda told=told: cluster.read(*told) == "ObjectRefused")
     return cluster
-
-
-def refused_an_object(cluster: Cluster, name: str) -> bool:
-    return cluster.read("ppojob", name, "{.status.reason}") == "ObjectRefused"
 
 
 def granted(cluster: Cluster) -> set[Right]:

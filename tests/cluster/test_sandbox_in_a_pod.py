@@ -61,8 +61,7 @@ def reward_pod(image: str) -> dict[str, Any]:
     ],
 )
 def pod(request: pytest.FixtureRequest, cluster: Cluster, image_of: Any) -> Iterator[str]:
-    """A running pod of an image; the operator's has the same system, interpreter and wheel, and
-    is made in a tenth of the time."""
+    """A pod of an image; the operator's has the trainer's system and wheel, and is built sooner."""
     image = image_of(request.param)
     content = {path.name: path.read_text(encoding="utf-8") for path in FILES}
     files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files"}}

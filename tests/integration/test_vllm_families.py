@@ -30,13 +30,8 @@ Differences = dict[str, float | str]
 
 
 @pytest.fixture(scope="module")
-def found(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[Differences]:
-    """Of log-probabilities, the largest of each selected family; or what went wrong with it.
-
-    By engines of one rank, and then on each of two that share them.
-    """
+def found(request, tmp_path_factory) -> list[Differences]:
+    """The largest difference of each family, or what went wrong: of one rank, and of two."""
     items = [item for item in request.session.items if item.path == request.path]
     asked = {item.callspec.params["family"] for item in items}
 

@@ -19,12 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.timeout(1_800)]
 SCRIPT = Path(__file__).with_name("vllm_gpu_facts.py")
 # Largest and mean |log-probability of vLLM - of a float32 forward|.
 LIMITS = {"float32": (1e-4, 1e-5), "bfloat16": (1e-1, 1e-2)}
-VARIANTS = [
-    "eager float32",
-    "eager bfloat16",
-    "compiled bfloat16",
-    "compiled untied bfloat16",
-]
+VARIANTS = ["eager float32", "eager bfloat16", "compiled bfloat16", "compiled untied bfloat16"]
 
 
 @pytest.fixture(scope="module")

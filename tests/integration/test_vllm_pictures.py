@@ -12,11 +12,12 @@ from tiers import first_in_test
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
-FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mistral", "gemma"]
-FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
-SHORT = ("2.5", "3", "internvl", "gemma 4 told")
+FILMED = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
+FAMILIES = [*FILMED, "glm4v", "glm4v_moe", "internvl", "mistral3", "gemma3", "smolvlm"]
+FAMILIES += ["gemma4", "gemma4_unified", "gemma4_told"]
+SHORT = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma4_told")
 """Families of `make test`, which differ most in what they do with pictures."""
-BRIEFLY = ("lfm2", "glm ocr", "lighton")
+BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr")
 """Families of which less is asked."""
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
@@ -46,18 +47,14 @@ def facts(folder: Path) -> Facts:
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
 @pytest.mark.parametrize("moment", ["first", "later", "update", "squeezed"])
 def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment: str) -> None:
-    """Of several pictures of several sizes; of a later turn, which a tool has shown one more; after
-    new weights; where rows are begun again.
-    """
-    assert facts[family][moment] < (OF_TOLD if family == "gemma 4 told" else LARGEST)
+    """Of several sizes; of later turns with one more; after new weights; of rows begun again."""
+    assert facts[family][moment] < (OF_TOLD if family == "gemma4_told" else LARGEST)
     assert facts[family]["another picture"] > 0.1
     assert facts[family]["restarted"] > 0
 
 
 @pytest.mark.parametrize("family", first_in_test(BRIEFLY))
-def test_families_with_parts_of_others_say_what_the_whole_model_does(
-    facts: Facts, family: str
-) -> None:
+def test_families_with_parts_of_others_say_what_the_whole_model_does(facts: Facts, family: str):
     """LFM2-VL, whose layers have states, so that each sample computes its prompt; and others."""
     found = facts[family]
     assert max(found[moment] for moment in ("first", "later", "update")) < LARGEST
@@ -66,18 +63,14 @@ def test_families_with_parts_of_others_say_what_the_whole_model_does(
 
 
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
-def test_prompts_have_the_tokens_and_positions_that_they_were_given(
-    facts: Facts, family: str
-) -> None:
+def test_prompts_have_the_tokens_and_positions_that_they_were_given(facts: Facts, family: str):
     assert facts[family]["prompts"]
     assert facts[family]["restarted row"]
     assert min(facts[family]["cached turns"][6:]) >= 32  # of what was said before
 
 
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
-def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
-    facts: Facts, family: str
-) -> None:
+def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(facts: Facts, family: str):
     """Prompts 2 and 3 have the same tokens; of long ones the first of three samples computes."""
     cached, blocks = facts[family]["cached"], facts[family]["blocks"]
     for prompt in ("2", "3", "4", "5"):
@@ -99,7 +92,7 @@ def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -
     assert facts[family]["back"]
 
 
-@pytest.mark.parametrize("family", first_in_test(["2", "2.5", "3", "3 mixture"], *SHORT))
+@pytest.mark.parametrize("family", first_in_test(FILMED, *SHORT))
 def test_videos_are_said_to_be_what_the_whole_model_says(facts: Facts, family: str) -> None:
     assert facts[family]["videos"] < LARGEST
     assert facts[family]["positions of videos"]
@@ -114,8 +107,8 @@ def test_neighbours_share_an_engine_that_sees(folder: Path, tmp_path: Path) -> N
     assert first == second
     for family, found in first.items():
         largest = max(found[moment] for moment in ("first", "later", "update"))
-        assert largest < (OF_TOLD if family == "gemma 4 told" else LARGEST)
-    whole = first["2"]
+        assert largest < (OF_TOLD if family == "gemma4_told" else LARGEST)
+    whole = first["qwen2_vl"]
     assert whole["squeezed"] < LARGEST
     assert whole["again"]
     assert whole["back"]

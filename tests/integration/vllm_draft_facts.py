@@ -149,10 +149,7 @@ def ended(folder: Path) -> dict[str, Any]:
 
 
 def guessed_in_company(folder: Path) -> dict[str, Any]:
-    """Guesses of so many rows as may have some, and of one row more; and many rows.
-
-    Of the latter the five that are left in the end have guesses.
-    """
+    """Guesses of as many rows as may have some, of one row more, and of many rows."""
     greedy = [row for row in requests() if row.sampling == WAYS[2]]
     found: dict[str, Any] = {"guesses": []}
     with engine(

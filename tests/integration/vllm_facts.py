@@ -56,10 +56,7 @@ def section(dtype: str, **changes: Any) -> RolloutSpec:
 def engine(
     folder: Path, dtype: str, *, reads: bool = False, **changes: Any
 ) -> Iterator[VllmEngine]:
-    """An engine with a folder's weights, which come from the trainer.
-
-    Or those that vLLM itself reads: what all others must equal.
-    """
+    """An engine with a folder's weights, from the trainer, or read by vLLM, which must be equal."""
     load_format = vllm_arguments._LOAD_FORMAT
     if reads:
         vllm_arguments._LOAD_FORMAT = "safetensors"
@@ -498,10 +495,7 @@ def shared_engines(folder: Path) -> dict[str, Any]:
 
 
 def told_experts(folder: Path, layout: RolloutParallelism) -> dict[str, Any]:
-    """Which experts tokens went to, and for how many those are of a plain forward pass.
-
-    Samples share blocks of their prompt, whose experts are told to each.
-    """
+    """Which experts tokens went to, and for how many those are of a plain forward pass."""
     trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     disturb(trainer, seed=1)
     sent, rows = deepcopy(trainer), requests()

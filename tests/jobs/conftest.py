@@ -22,16 +22,23 @@ from ppojob_api import contract
 from ppojob_cli.local_pods import LocalPods
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole jobs are slow: each may take 15 minutes, unless its test says another time."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "test_wrong" not in item.path.name:
+            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, its tokenizer, data and a reward function."""
     return made_once(tmp_path_factory, "tiny", tiny_jobs.make_tiny_folder)
 
 
 @pytest.fixture(scope="session")
 def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model of the policy's family."""
-
     def make(folder: Path) -> None:
         tiny_jobs.make_classifier(tiny_folder / "model", folder / "classifier")
 
@@ -40,10 +47,7 @@ def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forks the ranks of all jobs and `ppojob` itself: libraries are loaded once for all workers.
-
-    A job that is started in another environment than the tests' has servers of its own.
-    """
+    """Forks the ranks of jobs and `ppojob` itself, unless a job has another environment."""
     keeper = Path(tiny_jobs.__file__).with_name("server_keeper.py")
     with (
         kept_once(tmp_path_factory, "forks", keeper, tiny_jobs.environment()) as folder,
@@ -55,9 +59,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def alone(
-    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Callable[..., Path]:
+def alone(tiny_folder: Path, tmp_path_factory, fork_server: None) -> Callable[..., Path]:
     """Runs a tiny job that nobody disturbs, each once; answers its run folder, which is read."""
 
     def run(folder: Path = tiny_folder, **changes: object) -> Path:
@@ -73,7 +75,6 @@ def alone(
 
 @pytest.fixture(scope="session")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What a tiny job leaves that nobody disturbs."""
     return run_folders.result(alone())
 
 
@@ -100,7 +101,6 @@ def wrong(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """The run folder of a test with one job."""
     return tmp_path / "run"
 
 
@@ -139,10 +139,7 @@ def start(tmp_path: Path, fork_server: None) -> Iterator[Callable[..., Run]]:
 
 @pytest.fixture
 def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
-    """Runs a job to its good end through kills, each of which must happen.
-
-    Where one takes the whole job with it, the same command is given again.
-    """
+    """Runs a job through kills, each of which must happen, to its good end, by the same command."""
 
     def run(manifest: Path, output: Path, *points: str, seconds: float = 300.0) -> Run:
         killed = start(manifest, output, **job_points.armed(once, *points))
@@ -158,13 +155,8 @@ def run_through(start: Callable[..., Run], once: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def run_twice(
-    start: Callable[..., Run], run_through: Callable[..., Run], tmp_path: Path
-) -> Callable[..., Path]:
-    """Runs a job undisturbed, and through kills, which change no bit of what it leaves.
-
-    Answers the run folder of the first.
-    """
+def run_twice(start, run_through, tmp_path: Path) -> Callable[..., Path]:
+    """Runs a job undisturbed, whose folder it answers, and through kills, which change no bit."""
 
     def run(manifest: Path, *points: str, seconds: float = 900.0) -> Path:
         calm = start(manifest, tmp_path / "calm").succeed(seconds).output
@@ -177,10 +169,7 @@ def run_twice(
 
 @pytest.fixture
 def run_through_lives(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
-    """Runs a job to its good end through lives, each of which one point ends, with everything.
-
-    A point counts its hits in its life alone, which goes on from the last checkpoint.
-    """
+    """Runs a job to its good end through lives, each of which one point ends, with everything."""
 
     def run(manifest: Path, output: Path, *points: str) -> Run:
         for life, point in enumerate(points):
@@ -233,8 +222,6 @@ def even_folder(tiny_folder_of: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def finished(start: Callable[..., Run], even_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Runs a job to its end; answers its run folder."""
-
     def run(name: str, folder: Path = even_folder, **changes: object) -> Path:
         patient = {"timeouts": {"livenessSeconds": 60}, **changes}
         manifest = tiny_jobs.write_manifest(tmp_path / name, folder, **patient)
@@ -245,5 +232,4 @@ def finished(start: Callable[..., Run], even_folder: Path, tmp_path: Path) -> Ca
 
 @pytest.fixture(scope="session")
 def tiny_data(tiny_folder: Path) -> dict[str, object]:
-    """The section `data` of a tiny job."""
     return tiny_jobs.make_manifest(tiny_folder)["spec"]["data"]

@@ -1,5 +1,3 @@
-"""Jobs whose rows are conversations: a model that calls a tool by chance, and is trained on it."""
-
 import json
 import subprocess
 import sys
@@ -21,14 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppojob_trainer.agents.formats.search_r1 import INVALID, information
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 ROWS = 16
 
 
 @pytest.fixture(scope="session")
 def talking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that calls a tool by chance."""
     return made_once(tmp_path_factory, "talking", agent_jobs.make_talking_folder)
 
 
@@ -50,11 +45,7 @@ def manifest(
 
 
 @pytest.fixture(scope="session")
-def undisturbed_talk(
-    talking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
-    """The run folder of a job that nobody disturbed, whose tool is quick."""
-
+def undisturbed_talk(talking_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     def make(folder: Path) -> None:
         tiny_jobs.run_alone(manifest(folder, talking_folder))
 
@@ -62,9 +53,7 @@ def undisturbed_talk(
 
 
 @pytest.mark.vllm
-def test_engine_and_trainer_agree_on_rows_of_many_turns(
-    start, talking_folder: Path, tmp_path: Path, output: Path
-):
+def test_engine_and_trainer_agree_on_rows_of_many_turns(start, talking_folder, tmp_path, output):
     """With vLLM's cache of prefixes; the trainer's numbers are those of a plain forward pass."""
     rollout = {"engine": "vllm", "kvCacheGib": 0.25, "dtype": "float32"}
     rollout |= {"stopTokenIds": agent_jobs.STOPS}
@@ -173,10 +162,7 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
 def test_engines_in_pods_of_their_own_call_a_service(
     talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
-    """Their ranks call the tools; those that train get the rows, turns and all.
-
-    Whether a function or a service answers changes no bit.
-    """
+    """Ranks of engines call it; that it is no function changes no bit."""
 
     def add(asked: dict[str, int]) -> Answer:
         body = {"text": str(asked["a"] + asked["b"]), "reward": 0.25}
@@ -232,10 +218,9 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
 def test_conversations_go_on_with_newer_weights(
     roles, max_staleness, points, talking_folder, run_twice, tmp_path: Path
 ):
-    """Turns and calls of several steps side by side: no kill and no latency changes a bit.
+    """Turns are compared as they began from the same: no kill and no latency changes a bit.
 
-    Turns are compared with those that began from the same, under every kill alike. Each row has an
-    environment, which is lost with its process and made again.
+    Each row has an environment, which is lost with its process and made again.
     """
     sections = agent_jobs.talking(talking_folder, {})
     compared = {"type": "gigpo", "promptsPerStep": 4, "samplesPerPrompt": 4}
@@ -267,7 +252,6 @@ def test_conversations_go_on_with_newer_weights(
 
 @pytest.fixture(scope="session")
 def searching_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that searches by chance, a corpus and its index."""
     return made_once(tmp_path_factory, "searching", agent_jobs.make_searching_folder)
 
 
@@ -280,10 +264,7 @@ def searching_job(
 
 
 @pytest.fixture(scope="session")
-def undisturbed_search(
-    searching_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
-    """The run folder of a job whose tools pods search."""
+def undisturbed_search(searching_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     index = {"index": str(searching_folder / "index")}
 
     def make(folder: Path) -> None:
@@ -333,10 +314,7 @@ def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
 def test_a_teacher_reads_a_prompt_of_its_own_before_a_conversation(
     run_twice, replay, talking_folder: Path, tmp_path: Path
 ):
-    """Row by row as transformers, over all turns; drawn steps ahead in pods of their own, killed.
-
-    And again from its rows.
-    """
+    """Row by row as transformers; drawn steps ahead in pods apart, killed, and replayed."""
     lines = (talking_folder / "train.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:

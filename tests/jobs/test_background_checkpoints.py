@@ -1,5 +1,3 @@
-"""Checkpoints that are written asynchronously: whatever is killed, no bit is another."""
-
 import json
 from pathlib import Path
 
@@ -8,7 +6,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 SECTIONS = {
     "checkpoint": {"every": 1, "background": True},

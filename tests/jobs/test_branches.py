@@ -1,5 +1,3 @@
-"""Jobs that begin with a checkpoint of another run, and go on by settings of their own."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +6,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-JOB = {
-    **tiny_jobs.PPO,
-    "steps": {"total": 4, "validateEvery": 2},
-    "recovery": {"restartsWithoutProgress": 100},
-}
+JOB = {**tiny_jobs.PPO, "steps": {"total": 4, "validateEvery": 2}}
 
 
 @pytest.fixture
@@ -27,9 +19,7 @@ def branch_of(run: Path, step: int) -> dict[str, object]:
 
 
 @pytest.mark.long
-def test_with_the_same_settings_it_is_the_run_itself(
-    parent: Path, start, tiny_job, output: Path
-) -> None:
+def test_with_the_same_settings_it_is_the_run_itself(parent: Path, start, tiny_job, output: Path):
     run = start(tiny_job(**JOB, checkpoint=branch_of(parent, 2)), output).succeed()
     assert f"{parent}: the run starts from the checkpoint of step 2" in "\n".join(run.lines)
     expected, found = run_folders.result(parent), run_folders.result(output)
@@ -63,9 +53,7 @@ def test_other_settings_hold_from_there_whatever_is_killed(
     assert max(row["response_tokens"] for row in drawn) == 12
 
 
-def test_other_data_are_read_from_their_beginning(
-    parent: Path, start, tiny_job, tiny_folder: Path, output: Path
-) -> None:
+def test_other_data_are_read_from_their_beginning(parent, start, tiny_job, tiny_folder, output):
     data = tiny_jobs.make_manifest(tiny_folder)["spec"]["data"] | {"seed": 7}
     run = start(tiny_job(**JOB | {"data": data}, checkpoint=branch_of(parent, 3)), output).succeed()
     assert "spec.data.seed: 0 -> 7; the data starts again" in "\n".join(run.lines)

@@ -1,5 +1,3 @@
-"""Estimators and losses of one's own: the example trains, an edit is told, a mistake is named."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +5,6 @@ import pytest
 import run_folders
 import tiny_jobs
 from job_runs import Run
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms" / "sppo.py"
 STAGES = {"ranksPerReplica": 2, "parallelism": {"pipeline": 2}}
@@ -48,9 +44,7 @@ def job(file: Path, tiny_folder_of: Callable[..., Path], tmp_path: Path) -> Call
     return make
 
 
-def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(
-    run_through: Callable[..., Run], job, file: Path, output: Path
-):
+def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(run_through, job, file, output):
     edits = (
         'def win_rate(*columns):\n    open(__file__, "a").write("#")\n    return own(*columns)\n\n'
     )

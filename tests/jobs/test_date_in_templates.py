@@ -1,5 +1,3 @@
-"""A chat template that asks for the time gets that of the run's beginning, whoever comes back."""
-
 from pathlib import Path
 
 import pytest
@@ -8,8 +6,6 @@ from pyarrow import parquet
 from tiny_models import TEMPLATE
 
 from ppojob_trainer.checkpoint.journal import Journal, RunBegan
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BEGAN = 981_173_106.25
 """3 February 2001, 04:05:06 in UTC."""
@@ -22,21 +18,12 @@ def dated(tiny_job, tiny_folder: Path, classifier: Path, tmp_path: Path) -> Path
     template.write_text("{{ strftime_now('%Y %S.%f ') }}" + TEMPLATE)
     return tiny_job(
         model={"path": str(tiny_folder / "model"), "chatTemplate": str(template)},
-        rewardModel={
-            "path": str(classifier),
-            "dtype": "float32",
-            "chatTemplate": str(template),
-        },
+        rewardModel={"path": str(classifier), "dtype": "float32", "chatTemplate": str(template)},
         rewards=[],
         roles={"rewardModel": {"colocateWith": "none"}},
         steps={"total": 4},
         timeouts={"livenessSeconds": 60},
     )
-
-
-def prompts_of(rows: Path) -> list[str]:
-    """The prompts of a parquet file, as text."""
-    return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 
 @pytest.mark.long
@@ -54,4 +41,5 @@ def test_whoever_comes_back_sees_the_same_time(dated, run_through, start, tmp_pa
     run_through(dated, killed, *points)
     assert run_folders.result(killed) == run_folders.result(whole)
     (rows,) = killed.glob("rollouts/step-000004.parquet/*")
-    assert all(text.startswith("2001 06.250000 ") for text in prompts_of(rows))
+    prompts = map(str, parquet.read_table(rows)["prompt"].to_pylist())
+    assert all(text.startswith("2001 06.250000 ") for text in prompts)

@@ -1,5 +1,3 @@
-"""Given answers that a policy learns beside what it draws: exact over kills, ranks and branches."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +6,6 @@ from typing import Any
 import pytest
 import run_folders
 import tiny_jobs
-from job_runs import Run
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 4
 PPO = tiny_jobs.PPO["algorithm"]
@@ -44,7 +39,6 @@ def sections_of(
 
 @pytest.fixture(scope="module")
 def whole(rows: Path, even_folder: Path, alone: Callable[..., Path]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(even_folder, **sections_of(rows, even_folder))
 
 
@@ -65,13 +59,8 @@ def test_the_answers_are_learnt_once_the_policy_is(whole: Path) -> None:
 
 
 def test_a_killed_job_ends_as_an_undisturbed_one(
-    whole: Path,
-    run_through: Callable[..., Run],
-    rows: Path,
-    even_folder: Path,
-    tmp_path: Path,
-    output: Path,
-) -> None:
+    whole, run_through, rows, even_folder, tmp_path, output
+):
     points = (
         "rpc.supervise.answer.before@1=kill",
         "rpc.supervise.answer.after@2=kill",
@@ -85,9 +74,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.long
-def test_three_ranks_change_only_rounding(
-    whole: Path, finished: Callable[..., Path], rows: Path, even_folder: Path
-) -> None:
+def test_three_ranks_change_only_rounding(whole: Path, finished, rows: Path, even_folder: Path):
     """An update has one row or two, so that one rank at least has none."""
     small = {"training": {"autocast": "none", "microBatchTokens": 60}}
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}
@@ -97,13 +84,8 @@ def test_three_ranks_change_only_rounding(
 
 @pytest.mark.long
 def test_a_coefficient_that_falls_is_that_of_its_step_whatever_is_killed(
-    run_twice: Callable[..., Path],
-    start: Callable[..., Run],
-    tiny_job,
-    rows: Path,
-    tiny_folder: Path,
-    tmp_path: Path,
-) -> None:
+    run_twice, start, tiny_job, rows, tiny_folder, tmp_path
+):
     """CHORD: from one half to nothing over two steps of the policy; then no rows are drawn."""
     falling = {"schedule": "linear", "decaySteps": 2, "interpolate": True, "uncertainTokens": True}
     chord = {"coefficient": 0.5, "rowsPerStep": 6, **falling}

@@ -1,5 +1,3 @@
-"""Jobs that learn from a teacher: without rewards, killed on the way, with the teacher apart."""
-
 import json
 import shutil
 from collections.abc import Callable
@@ -11,8 +9,6 @@ import tiny_jobs
 import torch
 from padded_reference import token_logprobs
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 20
 LETTERS, OTHERS = "letters", "others"
@@ -26,9 +22,7 @@ def teacher(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def distillation(
-    tiny_job: Callable[..., Path], tiny_folder: Path, teacher: Path
-) -> Callable[..., Path]:
+def distillation(tiny_job, tiny_folder: Path, teacher: Path) -> Callable[..., Path]:
     """Writes manifests of jobs without rewards and validations."""
 
     def make(settings: dict[str, object], kl: object = None, **changes: object) -> Path:
@@ -51,7 +45,6 @@ def distillation(
             "rewards": [],
             "steps": {"total": STEPS},
             "checkpoint": {"every": 6},
-            "recovery": {"restartsWithoutProgress": 100},
         }
         return tiny_job(**sections | changes)
 
@@ -71,11 +64,7 @@ def several(tiny_folder: Path, tmp_path: Path) -> Callable[..., dict[str, object
     def sections(**folders: Path) -> dict[str, object]:
         teachers = [{"path": str(path), "dataSources": [name]} for name, path in folders.items()]
         return {
-            "data": {
-                "train": [{"path": str(data)}],
-                "maxPromptTokens": 64,
-                "maxResponseTokens": 8,
-            },
+            "data": {"train": [{"path": str(data)}], "maxPromptTokens": 64, "maxResponseTokens": 8},
             "reference": {"teachers": teachers},
         }
 
@@ -125,10 +114,7 @@ def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
 def test_each_of_several_teachers_reads_the_rows_of_its_data_sources(
     start, run_twice, distillation, several, teacher, tiny_folder, tmp_path
 ):
-    """Against jobs with one of them for all rows: in the first step both draw the same.
-
-    In two ranks, of which one leaves the device while the other works; killed, and apart.
-    """
+    """As jobs with one of them say in the first step; by two ranks, killed, offloaded, apart."""
     policy = tiny_folder / "model"
     steps = {"total": 3}
     told = {}
@@ -297,10 +283,7 @@ REPROMPT = {
 def test_a_teacher_is_shown_a_good_response_of_the_group(
     run_through, run_twice, distillation, shown, said, tmp_path
 ):
-    """Row by row in the first step; killed on the way, and by two ranks in pods of their own.
-
-    Rows whose reward function failed are no good ones, and are taught nothing.
-    """
+    """Row by row in the first step, but where a reward failed; killed on the way, and apart."""
     job = distillation({"reprompt": REPROMPT}, **shown)
     points = ("rpc.reprompt.answer.before@2=kill", "rpc.forward.answer.after@3=kill")
     whole = run_twice(job, *points)
@@ -334,10 +317,7 @@ KILLED_BEHIND_PROMPTS = "rpc.reprompt.answer.after@2=kill_group"
 def test_a_step_whose_responses_are_all_bad_teaches_nothing(
     start, run_through, distillation, shown, even_folder, tmp_path
 ):
-    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job.
-
-    A text that no function gives is warned of.
-    """
+    """Over the vocabulary; by good ones in one rank and in two, which are killed with the job."""
     shown["model"] = {"path": str(even_folder / "model")}
     settings = {"divergence": "reverse_kl", "reprompt": {"minScore": 2.0, "feedbackKey": "told"}}
     bad = start(distillation(settings, **shown), tmp_path / "bad").succeed()

@@ -1,12 +1,8 @@
-"""Jobs whose reward function leaves responses out, in some steps and not in others."""
-
 from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REWARD = """
 def count(data_sources, solution_strs, ground_truths, extra_infos):

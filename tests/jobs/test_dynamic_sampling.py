@@ -1,10 +1,3 @@
-"""Dynamic sampling: a batch in which three prompts of ten teach something is filled in rounds.
-
-The job is one pass over the data: it ends with the step that draws the last prompts.
-
-The reward function says never the same twice, so nothing that a kill loses can be made again.
-"""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +11,6 @@ import tiny_models
 from tiers import first_in_test
 
 from ppojob_trainer.controller.progress import STATUS_FILE
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIZE, SAMPLES, ROWS = 4, 3, 40
 JUDGE = """
@@ -102,7 +93,6 @@ def sections_of(folder: Path, data: dict[str, object], judge: str) -> dict[str, 
         "rewards": tiny_jobs.reward_at(folder / "judge.py", judge),
         "steps": {"epochs": 1},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
 
 
@@ -113,10 +103,7 @@ def job(tiny_job: Callable[..., Path], tiny_data: dict[str, object], tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def ahead(
-    tiny_data: dict[str, object], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, object]:
-    """Sections of the same with engines in pods of their own, which draw ahead."""
+def ahead(tiny_data, tmp_path_factory) -> dict[str, object]:
     return {
         **sections_of(tmp_path_factory.mktemp("ahead"), tiny_data, TEXT_JUDGE),
         "rollout": {"engine": "huggingface", "dtype": "float32", "maxStaleness": 1},
@@ -127,7 +114,6 @@ def ahead(
 
 @pytest.fixture(scope="module")
 def calm(alone: Callable[..., Path], ahead: dict[str, object]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**ahead)
 
 
@@ -221,9 +207,7 @@ KILLED_BESIDE = {
 
 
 @pytest.fixture(scope="module")
-def by_turns(
-    tiny_data: dict[str, object], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, object]:
+def by_turns(tiny_data, tmp_path_factory) -> dict[str, object]:
     """Sections of a job whose ranks draw rounds beside one: rows of a few tokens and of many."""
     folder = tmp_path_factory.mktemp("by_turns")
     sections = sections_of(folder, tiny_data, TEXT_JUDGE.replace("< 3", "< 5"))
@@ -243,7 +227,6 @@ def by_turns(
 
 @pytest.fixture(scope="module")
 def beside(alone: Callable[..., Path], by_turns: dict[str, object]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**by_turns)
 
 
@@ -354,9 +337,7 @@ def test_a_step_that_fails_in_a_later_round_draws_its_rounds_again(
 
 @pytest.mark.long
 @pytest.mark.vllm
-def test_vllm_draws_rounds_beside_rounds(
-    run_through, tiny_job: Callable[..., Path], by_turns, alone: Callable[..., Path], output: Path
-):
+def test_vllm_draws_rounds_beside_rounds(run_through, tiny_job, by_turns, alone, output: Path):
     rollout = {**by_turns["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
     changes = {**by_turns, "rollout": rollout, "steps": {"total": 4}, "roles": {}}
     whole = alone(**changes)

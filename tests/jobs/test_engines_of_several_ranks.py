@@ -1,5 +1,3 @@
-"""Engines that several ranks share, by the real vLLM: rows, kills, engines over pods, tools."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,14 +6,13 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 ENGINE = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
 SHARED = {**ENGINE, "parallelism": {"tensor": 2}}
 TWO = {"ranksPerReplica": 2}
 CHANGES = {
     "timeouts": {"livenessSeconds": 60},
-    "recovery": {"restartsWithoutProgress": 100},
     "steps": {"total": 2, "validateEvery": 2},
     "checkpoint": {"every": 1},
 }
@@ -28,7 +25,6 @@ def undisturbed(alone: Callable[..., Path]) -> Path:
 
 
 def drawn(output: Path) -> list[list[int]]:
-    """The responses of the first step, row by row."""
     return [row["response_ids"] for row in run_folders.rows(output, 1)]
 
 
@@ -52,10 +48,7 @@ def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undistur
     ],
 )
 def test_killed_in_generation(run_through, tiny_job, output, undisturbed, roles):
-    """Pods of a rank each share the engine: one goes before, and one behind its answer.
-
-    What the job leaves is what one does whose engine lies in one pod.
-    """
+    """Pods of a rank each leave what one pod does; killed before and behind an answer."""
     points = ("rpc.generate.answer.before@2=kill", "rpc.generate.answer.after@1=kill")
     job = tiny_job(**CHANGES, rollout=SHARED, roles=roles)
     run_through(job, output, *points, seconds=1_500)

@@ -46,7 +46,7 @@ GSM8K = [
 ]
 """Rows as GSM8K has them."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +65,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("real", marks=pytest.mark.long)])
-def any_home(
-    request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def any_home(request, home: Path, tmp_path_factory) -> Path:
     """The same, with the real model or a small one in its place."""
     if request.param == "real":
         return home
@@ -200,7 +198,6 @@ def test_search_r1(home: Path, tmp_path: Path):
 def run_gsm8k(
     home: Path, output: Path, name: str, data: str, *options: str, settings: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Run an example of GSM8K; the metrics of its first validation."""
     source = home / "grade-school-math"
     source.mkdir(exist_ok=True)
     for part in ("train", "test"):

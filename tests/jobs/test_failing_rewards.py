@@ -1,5 +1,3 @@
-"""A reward function that raises ends the job, and costs none of the steps before."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +7,6 @@ import pytest
 import run_folders
 import tiny_jobs
 from tiers import first_in_test
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = {"total": 4, "validateFirst": False, "validateEvery": None, "validateLast": True}
 OF_A_STEP = 16
@@ -29,7 +25,6 @@ def failing_from(path: Path, call: int) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What the job leaves whose function never fails."""
     return run_folders.result(alone(steps=STEPS))
 
 

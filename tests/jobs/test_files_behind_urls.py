@@ -1,8 +1,3 @@
-"""A job whose files lie behind URLs is the job whose files lie on this machine.
-
-Also where its run folder is lost half-way, and goes on from a copy.
-"""
-
 import functools
 import http.server
 import shutil
@@ -14,7 +9,6 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = {"total": 4, "validateEvery": 2}
 
 

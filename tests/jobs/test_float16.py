@@ -1,12 +1,10 @@
-"""Jobs in float16, trainer and engine: kills lose nothing, the scale of losses neither."""
-
 from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 
 def job(ranks: int, **rollout: object) -> dict[str, object]:
@@ -17,7 +15,6 @@ def job(ranks: int, **rollout: object) -> dict[str, object]:
         "steps": {"total": 2},
         "checkpoint": {"every": 1},
         "timeouts": {"livenessSeconds": 120},
-        "recovery": {"restartsWithoutProgress": 100},
     }
 
 

@@ -1,5 +1,3 @@
-"""A full disk costs the checkpoints that it refuses: the job trains on, and saves when it can."""
-
 import os
 import signal
 from collections.abc import Iterator
@@ -12,8 +10,6 @@ from small_disks import SmallDisk, small_disk
 from tiers import first_in_test
 
 from ppojob_trainer.checkpoint.store import incomplete
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LESS_THAN_A_CHECKPOINT = 600 << 10
 """Bytes; a checkpoint of the tiny model has 680 KiB, rows and logs of ten steps a fourth."""

@@ -1,5 +1,3 @@
-"""Responses without training, and numbers without a model: those of the job that does both."""
-
 import json
 import os
 import signal
@@ -16,8 +14,6 @@ import pytest
 import run_folders
 import tiny_jobs
 from job_runs import Run
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SAMPLING = {"samples": 3, "temperature": 1.0}
 ROLLOUT = {"engine": "huggingface", "dtype": "float32", "validation": SAMPLING}
@@ -40,7 +36,6 @@ def rows(folder: Path) -> dict[str, list[Any]]:
 
 
 def numbers(record: dict[str, float]) -> dict[str, float]:
-    """The step of a validation, and its numbers."""
     return {
         k: v for k, v in record.items() if k == "step" or k.startswith(("val-core/", "val-aux/"))
     }
@@ -55,8 +50,6 @@ def evaluated(*arguments: object) -> list[dict[str, float]]:
 
 @pytest.fixture
 def generate(start: Callable[..., Run]) -> Callable[..., Run]:
-    """Starts `ppojob generate`."""
-
     def run(manifest: Path, output: Path, *options: object, **environment: str) -> Run:
         given = tuple(map(str, options))
         return start(manifest, output, given, command="generate", **environment)
@@ -74,9 +67,7 @@ def ppo(tiny_job: Callable[..., Path], **changes: object) -> Path:
     return tiny_job(**{**tiny_jobs.PPO, "rollout": ROLLOUT, "steps": SHORT, **changes})
 
 
-def test_what_is_generated_is_the_first_validation_of_the_job(
-    generate, tiny_job, trained: Path, output: Path
-) -> None:
+def test_what_is_generated_is_the_first_validation_of_the_job(generate, tiny_job, trained, output):
     manifest = ppo(tiny_job)
     run = generate(manifest, output).succeed()
     ours, theirs = rows(output / FIRST), rows(trained / FIRST)
@@ -120,9 +111,7 @@ def trained_data(manifest: Path) -> str:
         {"steps": {"generateOnly": True}, "roles": {"rollout": {"replicas": 1}}},
     ],
 )
-def test_without_training_responses_are_the_same(
-    changes, start, tiny_job, trained: Path, output: Path
-) -> None:
+def test_without_training_responses_are_the_same(changes, start, tiny_job, trained, output):
     start(ppo(tiny_job, **changes), output).succeed()
     ours, theirs = rows(output / FIRST), rows(trained / FIRST)
     is_scored = "validateOnly" in changes["steps"]
@@ -187,9 +176,7 @@ def test_every_number_of_a_run_comes_back_from_its_rows(trained: Path) -> None:
 
 
 @pytest.mark.long
-def test_scores_that_are_never_said_twice_are_taken_from_the_rows(
-    start, tiny_job, output: Path
-) -> None:
+def test_scores_that_are_never_said_twice_are_taken_from_the_rows(start, tiny_job, output: Path):
     rewards = tiny_jobs.reward_at(output.parent / "mixed.py", MIXED)
     start(tiny_job(rollout=ROLLOUT, steps={"total": 1}, rewards=rewards), output).succeed()
     validations = [numbers(record) for record in run_folders.metrics(output)]
@@ -230,19 +217,15 @@ KILLS = (
 )
 
 
-def test_killed_anywhere_it_leaves_the_same(
-    generate, tiny_job, trained: Path, output: Path, once: Path
-) -> None:
-    manifest = ppo(tiny_job, recovery={"restartsWithoutProgress": 100})
+def test_killed_anywhere_it_leaves_the_same(generate, tiny_job, trained, output, once):
+    manifest = ppo(tiny_job)
     generate(manifest, output, **job_points.armed(once, *KILLS)).succeed()
     assert job_points.fired(once) == {point.partition("@")[0] for point in KILLS}
     written = pq.read_table(output / "responses.parquet")["responses"].to_pylist()
     assert [one for responses in written for one in responses] == rows(trained / FIRST)["response"]
 
 
-def test_stopped_at_once_nothing_is_half_written(
-    generate, tiny_job, output: Path, once: Path
-) -> None:
+def test_stopped_at_once_nothing_is_half_written(generate, tiny_job, output: Path, once: Path):
     manifest = ppo(tiny_job)
     stops = job_points.armed(once, "responses.rename.before@1=stop")
     run = generate(manifest, output, **stops)

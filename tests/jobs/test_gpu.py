@@ -1,7 +1,4 @@
-"""Whole jobs whose models live on a GPU, with the types of numbers that `auto` is there.
-
-For a machine with one GPU: `make test-gpu`.
-"""
+"""Whole jobs on one GPU, with the types of numbers that `auto` is there (`make test-gpu`)."""
 
 import subprocess
 import sys
@@ -25,11 +22,7 @@ FLOAT32 = {
     "rollout": {"engine": "huggingface", "dtype": "float32"},
 }
 VLLM = {"engine": "vllm", "kvCacheGib": 0.25, "maxSequences": 16}
-FOUR_STEPS = {
-    "steps": {"total": 4, "validateEvery": 2},
-    "recovery": {"restartsWithoutProgress": 100},
-    "timeouts": {"livenessSeconds": 120},
-}
+FOUR_STEPS = {"steps": {"total": 4, "validateEvery": 2}, "timeouts": {"livenessSeconds": 120}}
 
 
 def manifest(folder: Path, tiny_folder: Path, role: object = ONE_GPU, **sections: object) -> Path:
@@ -51,7 +44,6 @@ def test_a_job_in_float32_is_that_of_a_processor(algorithm, start, even_folder, 
 
 
 def folder_of(folder: Path, kind: str) -> Path:
-    """The tiny folder of another model."""
     made = folder / kind
     made.mkdir(exist_ok=True)
     tiny_jobs.make_tiny_folder(made, 0.0, kind)

@@ -1,5 +1,3 @@
-"""Fewer prompts than ranks: groups are computed in parts, with the numbers of one rank."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +5,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 ROLES = {
     "actorRollout": {"ranksPerReplica": 4},
@@ -35,7 +33,6 @@ def job() -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def several(alone: Callable[..., Path], even_folder: Path) -> Path:
-    """The run folder of the job over ranks of which each has a part of a group."""
     timeouts = {"livenessSeconds": 60}
     return alone(even_folder, **job(), roles=ROLES, timeouts=timeouts)
 
@@ -50,12 +47,7 @@ def test_a_killed_job_of_parts_ends_as_an_undisturbed_one(
     several, run_through, even_folder, tmp_path
 ):
     manifest = tiny_jobs.write_manifest(
-        tmp_path / "killed",
-        even_folder,
-        **job(),
-        roles=ROLES,
-        timeouts={"livenessSeconds": 60},
-        recovery={"restartsWithoutProgress": 100},
+        tmp_path / "killed", even_folder, **job(), roles=ROLES, timeouts={"livenessSeconds": 60}
     )
     killed = tmp_path / "killed" / "run"
     run_through(manifest, killed, "rpc.update.answer.before@3=kill", seconds=600)

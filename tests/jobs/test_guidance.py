@@ -1,7 +1,4 @@
-"""Responses that are given in groups of drawn ones: LUFFY, exact over kills, ranks and replays."""
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,6 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 STEPS, SAMPLES, GIVEN = 4, 3, 2
 TARGETS = ("seven", ["of course", "no", "never"], [{"role": "assistant", "content": "is it"}], None)
 """Of rows in turn; a response of more than 8 tokens is cut, and a third one is not given."""
@@ -19,7 +14,6 @@ TARGETS = ("seven", ["of course", "no", "never"], [{"role": "assistant", "conten
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The rows of tiny jobs with responses that are given, of every form and none."""
     file = tmp_path_factory.mktemp("rows") / "guided.jsonl"
     found = (tiny_folder / "train.jsonl").read_text().splitlines()
     guided = (
@@ -58,13 +52,11 @@ def sections_of(rows: Path, tiny_folder: Path, **changes: object) -> dict[str, A
             "lossAggregation": "sequence_mean_token_sum_norm",
         },
         "steps": {"total": STEPS},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 
 
 def is_given(row: dict[str, Any]) -> bool:
-    """Whether the data has its response."""
     return [segment["version"] for segment in row["segments"]] == [-1]
 
 
@@ -77,15 +69,8 @@ AHEAD = {
 
 @pytest.mark.parametrize("changes", first_in_test({"at_once": {}, "steps_ahead": AHEAD}))
 def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
-    changes: dict[str, Any],
-    rows: Path,
-    tiny_folder: Path,
-    run_twice: Callable[..., Path],
-    replay: Callable[..., None],
-    start: Callable[..., Any],
-    tiny_job,
-    tmp_path: Path,
-) -> None:
+    changes, rows, tiny_folder, run_twice, replay, start, tiny_job, tmp_path
+):
     sections = sections_of(rows, tiny_folder, **changes)
     if changes:
         del sections["algorithm"]["dynamicSampling"]  # not several steps ahead
@@ -135,9 +120,7 @@ def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
 
 
 @pytest.mark.long
-def test_three_ranks_change_only_rounding(
-    finished: Callable[..., Path], rows: Path, even_folder: Path
-) -> None:
+def test_three_ranks_change_only_rounding(finished, rows: Path, even_folder: Path):
     """Two prompts of an update are parted over three ranks, given responses from drawn ones."""
     small = {"training": {"autocast": "none", "microBatchTokens": 60}}
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}

@@ -1,5 +1,3 @@
-"""`ppojob index` killed and interrupted as a person's machine does it, and then asked."""
-
 import json
 import os
 import signal
@@ -19,14 +17,13 @@ from trees import tree
 
 from ppojob_trainer.retrieval.http_retriever import HttpRetriever
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.processes
 
 DOCUMENTS = 5_000
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of three shards, and an encoder."""
     folder = tmp_path_factory.mktemp("inputs")
     lines = [
         {"id": f"{n}", "contents": f"T{n}\n{'abc'[n % 3] * (n % 90)}"} for n in range(DOCUMENTS)

@@ -1,5 +1,3 @@
-"""Jobs whose rows are conversations with a user: nothing but what the model drew decides a bit."""
-
 import json
 from pathlib import Path
 
@@ -9,8 +7,6 @@ import run_folders
 import tiny_jobs
 import tiny_models
 from made_once import made_once
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 USERS = '''
 import json, os, random, time, urllib.request
@@ -134,17 +130,12 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
         "roles": {"tools": {"cpu": 2}},
         "steps": {"total": 3, "validateEvery": 3},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     return tiny_jobs.write_manifest(folder, speaking, **{**sections, **changes})
 
 
 @pytest.fixture(scope="session")
-def undisturbed_speech(
-    speaking_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
-    """The run folder of a job that nobody disturbed, whose users are quick."""
-
+def undisturbed_speech(speaking_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     def make(folder: Path) -> None:
         tiny_jobs.run_alone(manifest(folder, speaking_folder))
 

@@ -1,5 +1,3 @@
-"""What the controller of a whole job tells an API server, through kills and outages."""
-
 import itertools
 import os
 import signal
@@ -15,8 +13,6 @@ from status_server import StatusServer, failing, status_server
 from ppojob_api import contract
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""A whole job whose responses a language model judges that the job itself serves, with vLLM."""
-
 import os
 import signal
 from pathlib import Path
@@ -32,7 +30,7 @@ def own(data_source, solution_str, ground_truth, extra_info, reward_router_addre
     assert len(drawn) <= 4
     return {"score": zlib.crc32(f"{said}{drawn}".encode()) % 100 / 100, "said": said}
 """
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 def test_killed_servers_and_reward_processes_change_nothing(
@@ -70,7 +68,6 @@ def test_killed_servers_and_reward_processes_change_nothing(
 
 
 def server_of(output: Path) -> int:
-    """Process id of vLLM's server, which its guardian started."""
     found = run_folders.processes_of(output).items()
     return max(
         pid

@@ -34,7 +34,6 @@ VICTIMS = (
 
 @pytest.fixture(scope="session")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What a job with the real engine leaves that nobody disturbs."""
     return run_folders.result(alone(**CHANGES))
 
 

@@ -22,7 +22,7 @@ from tiers import first_in_test
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.manifest import sha256_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 RECOVERY = {"restartsWithoutProgress": 1000}
 
@@ -34,7 +34,6 @@ GROUPS = {
 
 
 def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> dict[str, str]:
-    """The environment that arms points, all with one action at one hit."""
     return job_points.armed(once, *(f"{point}@{nth}={action}" for point in points))
 
 
@@ -160,7 +159,6 @@ def forget_random_state(checkpoint: Path) -> None:
 
 
 def list_again(checkpoint: Path) -> None:
-    """Have the manifest say what its files are now."""
     path = checkpoint / "manifest.json"
     found = manifest.decode(path.read_bytes(), path.name)
     files = []
@@ -171,9 +169,7 @@ def list_again(checkpoint: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def killed_behind_a_checkpoint(
-    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, fork_server: None
-) -> Path:
+def killed_behind_a_checkpoint(tiny_folder: Path, tmp_path_factory, fork_server: None) -> Path:
     """The run folder of a job that was killed with everything, in the step behind its second."""
     folder = tmp_path_factory.mktemp("killed")
     job = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)
@@ -198,10 +194,7 @@ def test_leaving_anything_out_of_the_checkpoint_is_noticed(
 
 
 def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undisturbed):
-    """Not at a point of ours but whenever it hits: the rank, then the controller, then a child.
-
-    At last what forks the ranks: all that hold models go with it, and come back without it.
-    """
+    """The rank, the controller, a child, and at last the fork server with its ranks."""
     job = tiny_job(recovery=RECOVERY)
     run = start(job, output, PPOJOB_FORK_SERVER="")  # one of its own
     for step, role, kind in (
@@ -245,7 +238,6 @@ def test_killed_with_the_real_rollout_engine(start, run_through, tiny_job, tmp_p
         "rollout": {"engine": "vllm", "kvCacheGib": 0.25},
         "training": {"autocast": "auto"},
         "steps": {"total": 4, "validateEvery": 2},
-        "recovery": {"restartsWithoutProgress": 10},
     }
     job = tiny_job(**changes)
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"

@@ -1,5 +1,3 @@
-"""Jobs of every layout: killed they lose nothing, and under another one they go on."""
-
 from pathlib import Path
 
 import job_points
@@ -8,7 +6,7 @@ import run_folders
 import tiny_jobs
 from _pytest.mark.structures import ParameterSet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 PATIENT = {"timeouts": {"livenessSeconds": 60}}
 LAYOUTS = {
@@ -39,7 +37,6 @@ def test_killed_ranks_leave_what_undisturbed_ones_do(
         **PATIENT,
         "training": {"autocast": "none", "mlpTileTokens": 16},
         "steps": {"total": 6, "validateEvery": 3},
-        "recovery": {"restartsWithoutProgress": 100},
         "roles": {"actorRollout": PODS[layout]},
     }
     undisturbed = run_folders.result(alone(folder, **job))
@@ -58,10 +55,7 @@ def test_killed_ranks_leave_what_undisturbed_ones_do(
 def test_a_run_goes_on_under_another_layout_and_back(
     start, finished, tiny_folder_of, tmp_path: Path, output, once, layout
 ):
-    """Equal to rounding, whichever layout has written the checkpoint; the log says so.
-
-    In the middle with other micro-batches too, whose layers are computed again, in tiles.
-    """
+    """Equal to rounding, and the log says so; in the middle with other micro-batches and tiles."""
     folder = tiny_folder_of(0.0)
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
     whole = finished("whole", folder, **job)
@@ -92,10 +86,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
 
 @pytest.mark.long
 def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, output, once):
-    """What a cluster lets a suspended job do: into pods of their own, engines too, and back.
-
-    Without dropout, whose masks come from one stream for all models of a rank.
-    """
+    """Into pods of their own and back, engines too; without dropout, whose stream models share."""
     job = {**tiny_jobs.PPO, **PATIENT, "steps": {"total": 4}, "checkpoint": {"every": 1}}
     apart = {**tiny_jobs.OWN_PODS, "rollout": {}}
     for point, roles in (("begin@2", {}), ("recorded@2", apart)):

@@ -1,5 +1,3 @@
-"""Four models over ranks of every layout, together or apart: the numbers of one rank."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +6,7 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 
 def pod(ranks: int, **parallelism: int) -> dict[str, object]:
@@ -57,7 +55,6 @@ def job(folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def of_one_rank(alone: Callable[..., Path], even_folder: Path) -> Path:
-    """The run folder of the job of one rank."""
     return alone(even_folder, **job(even_folder))
 
 

@@ -1,8 +1,3 @@
-"""Mixtures of experts, models with linear attention, and parts of larger models.
-
-By both engines: kills lose nothing.
-"""
-
 from pathlib import Path
 
 import pytest
@@ -17,16 +12,12 @@ from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 ENGINES = {"huggingface": {}, "vllm": {"kvCacheGib": 0.1}}
 BESIDE = {"training": {"autocast": "none", "reshardAfterForward": False}}
 """What else ranks that share experts are tried with, and checkpoints in the background."""
-SHORT = {
-    "steps": {"total": 2},
-    "timeouts": {"livenessSeconds": 120},
-    "recovery": {"restartsWithoutProgress": 100},
-}
+SHORT = {"steps": {"total": 2}, "timeouts": {"livenessSeconds": 120}}
 
 
 def points_of(engine: str) -> list[str]:
@@ -34,17 +25,21 @@ def points_of(engine: str) -> list[str]:
     return points if engine == "vllm" else [*points, "rpc.update.answer.before@2=kill"]  # quicker
 
 
-def loaded(model: Path, export: Path) -> AutoModelForCausalLM:
+def loaded(model: Path, output: Path) -> AutoModelForCausalLM:
     """An export as transformers loads it; each weight of the model was trained that can be."""
-    before, after = (load_file(folder / "model.safetensors") for folder in (model, export))
-    assert after.keys() == before.keys()
-    kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    _, _, kept = run_folders.kept(model, output)
     assert all(name.endswith((CORRECTION, EXPERT_BIAS)) for name in kept)
     found, facts = AutoModelForCausalLM.from_pretrained(
-        export, dtype=torch.float32, output_loading_info=True
+        output / "export", dtype=torch.float32, output_loading_info=True
     )
     assert not any(facts.values())
     return found
+
+
+def assert_trained(output: Path, limit: float = 1e-4) -> None:
+    for record in run_folders.metrics(output)[-2:]:
+        assert record["actor/grad_norm"] > 0.0
+        assert record["training/rollout_probs_diff_mean"] < limit
 
 
 @pytest.mark.parametrize(
@@ -81,7 +76,7 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
     assert all(row["experts"] is not None for row in run_folders.rows(calm, 2)) == (
         replay == "rollout"
     )
-    first = loaded(folder / "model", calm / "export").model.layers[0].mlp.experts
+    first = loaded(folder / "model", calm).model.layers[0].mlp.experts
     after = load_file(calm / "export" / "model.safetensors")
     names = [f"model.layers.0.mlp.experts.3.{name}_proj.weight" for name in ("gate", "up", "down")]
     gate, up, down = (after[name].float() for name in names)
@@ -108,14 +103,9 @@ def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
         "checkpoint": {"every": 1},
     }
     calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
-    for record in run_folders.metrics(calm)[-2:]:
-        assert record["actor/grad_norm"] > 0.0
-        assert record["training/rollout_probs_diff_mean"] < 1e-4
-    before, after = (
-        load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
-    )
-    assert after.keys() == before.keys()
-    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert_trained(calm)
+    before, _, kept = run_folders.kept(folder / "model", calm)
+    changed = before.keys() - kept
     stacks = {name for name, tensor in before.items() if tensor.ndim == 3 and "conv" not in name}
     assert stacks <= changed
     held = load_file(calm / "export" / "adapter" / "adapter_model.safetensors")
@@ -132,11 +122,7 @@ def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
 def test_a_job_trains_the_layer_that_predicts_further_tokens(
     run_twice, finished, tiny_folder_of, tmp_path: Path, engine: str, ranks: int
 ):
-    """Engines draw without it, and exports have it, with what it shares with the model.
-
-    The bias by which routers choose moves beside; that of the layer stays.
-    Killed with the engine that starts sooner: neither draws with what a kill may lose.
-    """
+    """Engines draw without it, exports have it; biases of routers move, but for its own."""
     folder = tiny_folder_of(0.0, "with_mtp")
     grpo = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
     job = {
@@ -155,11 +141,7 @@ def test_a_job_trains_the_layer_that_predicts_further_tokens(
         assert record["actor/mtp_loss"] > 1.0
         assert record["actor/router_max_violation"] > 0.0
         assert record["training/rollout_probs_diff_mean"] < 1e-4
-    before, after = (
-        load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
-    )
-    assert after.keys() == before.keys()
-    kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    before, after, kept = run_folders.kept(folder / "model", calm)
     layer = "model.layers.2."
     assert kept == {f"{layer}mlp.gate.{CORRECTION}"}
     moved = after[f"model.layers.1.mlp.gate.{CORRECTION}"]
@@ -175,18 +157,9 @@ def job_of_states(engine: str, dtype: str, ranks: int) -> dict[str, object]:
     return {
         **SHORT,
         "rollout": {"engine": engine, "dtype": dtype, "maxSequences": 16, **ENGINES[engine]},
-        "roles": {
-            "actorRollout": {"ranksPerReplica": ranks, "parallelism": {"sequence": ranks}},
-        },
+        "roles": {"actorRollout": {"ranksPerReplica": ranks, "parallelism": {"sequence": ranks}}},
         "checkpoint": {"every": 1},
     }
-
-
-def assert_learnt(model: Path, output: Path, limit: float = 1e-4) -> None:
-    for record in run_folders.metrics(output)[-2:]:
-        assert record["actor/grad_norm"] > 0.0
-        assert record["training/rollout_probs_diff_mean"] < limit
-    loaded(model, output / "export")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +180,8 @@ def test_a_killed_job_of_states_ends_as_an_undisturbed_one(
     if model == "lfm2_moe":
         job |= {"algorithm": tiny_jobs.PPO["algorithm"], "critic": {"lora": {"rank": 4}}}
     calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
-    assert_learnt(folder / "model", calm, 1e-4 if dtype == "float32" else 0.05)
+    assert_trained(calm, 1e-4 if dtype == "float32" else 0.05)
+    loaded(folder / "model", calm)
     if model == "lfm2_moe":
         assert run_folders.metrics(calm)[-1]["critic/grad_norm"] > 0.0
         run_folders.export(calm, tmp_path / "critic", "--critic")
@@ -222,13 +196,12 @@ def test_other_states_are_learnt(finished, tiny_folder_of, model: str, engine: s
     """What kills may lose of states is lost by the others too."""
     folder = tiny_folder_of(0.0, model)
     output = finished("run", folder, **job_of_states(engine, "float32", ranks))
-    assert_learnt(folder / "model", output)
+    assert_trained(output)
+    loaded(folder / "model", output)
 
 
 @pytest.mark.long
-def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(
-    run_twice, tiny_folder_of, tmp_path: Path
-):
+def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(run_twice, tiny_folder_of, tmp_path):
     """The export is the larger model again, with what nobody has trained."""
     folder = tiny_folder_of(0.1, "whole")
     job = {
@@ -237,12 +210,6 @@ def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(
         "checkpoint": {"every": 1},
     }
     calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of("vllm"))
-    for record in run_folders.metrics(calm)[-2:]:
-        assert record["actor/grad_norm"] > 0.0
-        assert record["training/rollout_probs_diff_mean"] < 1e-4
-    before, after = (
-        load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
-    )
-    assert after.keys() == before.keys()
-    kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    assert_trained(calm)
+    before, _, kept = run_folders.kept(folder / "model", calm)
     assert kept == {name for name in before if not name.startswith("language_model.")}

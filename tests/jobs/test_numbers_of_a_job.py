@@ -9,8 +9,6 @@ import run_folders
 import tiny_jobs
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 ALGORITHM = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8}
 REWARD = """
 def odd_length(data_source, solution_str, ground_truth, extra_info):
@@ -19,10 +17,7 @@ def odd_length(data_source, solution_str, ground_truth, extra_info):
 
 
 def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
-    """Bytes of its work change by under 5 % when responses are twice as long.
-
-    Scores have as many digits in both, and rows stay below 128 tokens, as a number of one byte.
-    """
+    """Bytes change by under 5 % with responses twice as long, of scores of as many digits."""
     rewards = tiny_jobs.reward_at(tmp_path / "odd_length.py", REWARD)
     found = {}
     for tokens in (16, 32):

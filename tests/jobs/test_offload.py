@@ -1,5 +1,3 @@
-"""Jobs whose models leave the device between their turns: the bits of those whose models stay."""
-
 from pathlib import Path
 
 import pytest
@@ -9,8 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAINED = ["weights", "optimizer", "activations"]
 
@@ -28,7 +24,6 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
         "rewards": [],
         "rewardModel": {"path": str(tiny_jobs.classifier_of(even_folder)), "dtype": "float32"},
         "steps": {"total": 4, "validateEvery": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
     pods = {"actorRollout": {"ranksPerReplica": 2}}
     offloaded = {

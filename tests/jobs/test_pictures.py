@@ -1,18 +1,17 @@
-"""Jobs whose prompts have pictures: killed they end as they would have."""
-
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import run_folders
 import tiny_jobs
 import torch
+from media_jobs import POINTS, PPO, SHARED, VLLM, media_job, row_of, write_table
 from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
-from seeing_models import SEEING
+from seeing_models import SEEING, whole_class
 from tiers import first_in_test
 from tiny_models import NAMES, ZOOMS, noise, picture
 
@@ -22,15 +21,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.models.weight_files import own_name
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
-REWARD = """
-def color(data_source, solution_str, ground_truth, extra_info):
-    return solution_str.count(ground_truth[0]) / 8
-"""
-
-
 USER = """
 def ask(messages, query):
     assert messages[0]["content"] == "<image>?"
@@ -48,50 +39,27 @@ def zoom(part, images):
 """
 
 
-def write_rows(path: Path, count: int, **told: object) -> None:
+def write_rows(path: Path, **told: object) -> list[dict[str, Any]]:
     """Rows that ask for the colour of a picture; pictures are of several sizes."""
-    names = list(COLORS)
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": "<image>?"}],
-            "images": [{"bytes": picture(COLORS[names[n % 3]], (16, 8 + n % 9)), "path": None}],
-            "data_source": "colors",
-            "reward_model": {"style": "rule", "ground_truth": names[n % 3]},
-            "extra_info": {"index": n, **told},
-        }
-        for n in range(count)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    names, rows = list(COLORS), []
+    for n in range(24):
+        shown = picture(COLORS[names[n % 3]], (16, 8 + n % 9))
+        rows.append(row_of(n, "<image>?", names[n % 3], images=[{"bytes": shown, "path": None}]))
+        rows[-1]["extra_info"] |= told
+    write_table(path, rows)
+    return rows
 
 
-VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+def make_folder(folder: Path, kind: str = "seeing", dropout: float = 0.1) -> dict[str, Any]:
+    """Make a model, whose tower learns in a job of which this is a section, and rows for it."""
+    tiny_jobs.make_tiny_folder(folder, dropout, kind)
+    write_rows(folder / "train.parquet")
+    return {"path": str(folder / "model"), "freezeVisionTower": False}
 
 
-PPO = {
-    "type": "ppo",
-    "promptsPerStep": 4,
-    "samplesPerPrompt": 4,
-    "kl": {"in": "reward", "coefficient": 0.01},
-}
-
-
-def picture_job(folder: Path, **changes: object) -> dict[str, object]:
-    """A job whose rewards count letters of a colour."""
-    return {
-        "data": {
-            **tiny_jobs.make_manifest(folder)["spec"]["data"],
-            "train": [{"path": str(folder / "train.parquet")}],
-            "validation": [],
-            "maxPromptTokens": 96,
-        },
-        "algorithm": {**PPO, "type": "grpo"},
-        "rewards": tiny_jobs.reward_at(folder / "color.py", REWARD),
-        "roles": {"actorRollout": {"ranksPerReplica": 2}},
-        "steps": {"total": 3},
-        "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
-        **changes,
-    }
+def picture_job(folder: Path, **changes: object) -> dict[str, Any]:
+    ranks = {"actorRollout": {"ranksPerReplica": 2}}
+    return media_job(folder, {"maxPromptTokens": 96}, **{"roles": ranks, **changes})
 
 
 def write_answers(path: Path, count: int, kind: str) -> None:
@@ -108,7 +76,7 @@ def write_answers(path: Path, count: int, kind: str) -> None:
         else:
             row, shown = {"prompt": [asked], "chosen": said, "rejected": other}, shown[:1]
         rows.append({**row, "images": [{"bytes": one, "path": None} for one in shown]})
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    write_table(path, rows)
 
 
 @pytest.mark.parametrize("kind", first_in_test(["sft", "dpo"]))
@@ -119,10 +87,11 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
     write_answers(train, 24, kind)
     write_answers(held_out, 7, kind)
     data = {"train": [{"path": str(train)}], "validation": [{"path": str(held_out)}]}
-    job = picture_job(
+    job = media_job(
         tmp_path,
-        data={**data, "maxPromptTokens": 64, "maxResponseTokens": 64},
+        {**data, "maxPromptTokens": 64, "maxResponseTokens": 64},
         model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
+        roles={"actorRollout": {"ranksPerReplica": 2}},
         algorithm={"type": kind, "promptsPerStep": 8},
         optimizer={"learningRate": 1e-2},
         rollout={},
@@ -138,9 +107,8 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
         assert first == pytest.approx(math.log(2), abs=1e-6)
     else:
         assert first == pytest.approx(loss_of_the_whole(tmp_path, held_out), abs=1e-5)
-    before = load_file(tmp_path / "model" / "model.safetensors")
-    after = load_file(calm / "export" / "model.safetensors")
-    assert not [name for name in before if torch.equal(after[name], before[name])]
+    _, after, kept = run_folders.kept(tmp_path / "model", calm)
+    assert not kept
 
     killed = tmp_path / "killed"
     points = ("rpc.update.answer.before@3=kill", "rpc.measure_loss.answer.after@1=kill")
@@ -153,7 +121,7 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
 def loss_of_the_whole(folder: Path, rows: Path) -> float:
     """What transformers' whole model says of the answers, with the pixels of all pictures."""
     model = folder / "model"
-    whole, found = SEEING["seeing"].from_pretrained(model), []
+    whole, found = whole_class("qwen2_5_vl").from_pretrained(model), []
     spec = DataSpec.model_validate({"train": [{"path": str(rows)}]})
     with (
         ChatTokenizer(model) as chat,
@@ -180,36 +148,25 @@ def loss_of_the_whole(folder: Path, rows: Path) -> float:
 STOPS = [NAMES.index(sign) for sign in ".,:;!?+-*/"]
 NUMBERS = ("layer_scalar", "std_bias", "std_scale", "put_min", "put_max")
 """Of Gemma 4, in names of what files hold and nobody trains."""
-POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
+
+
+LONG = pytest.mark.long
+LONG_OF_VLLM = [pytest.mark.vllm, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        pytest.param("seeing_tiles", {"algorithm": PPO}, id="huggingface"),
-        pytest.param("seeing_squares", {}, id="huggingface_learns", marks=pytest.mark.long),
-        pytest.param(
-            "seeing_squares",
-            {"rollout": VLLM},
-            id="vllm_sees_ahead",
-            marks=[pytest.mark.vllm, pytest.mark.long],
-        ),
-        pytest.param(
-            "seeing_crops",
-            {"rollout": VLLM},
-            id="vllm_crops",
-            marks=[pytest.mark.vllm, pytest.mark.long],
-        ),
-        pytest.param("seeing_pooled", {}, id="huggingface_pooled", marks=pytest.mark.long),
-        pytest.param("seeing_splits", {}, id="huggingface_splits", marks=pytest.mark.long),
-        pytest.param(
-            "seeing_told",
-            {"rollout": VLLM},
-            id="vllm_told",
-            marks=[pytest.mark.vllm, pytest.mark.long],
-        ),
-        pytest.param("seeing_3", {"rollout": VLLM}, id="vllm_learns", marks=pytest.mark.vllm),
+        pytest.param("seeing_tiles", {"algorithm": PPO}),
+        pytest.param("seeing_squares", {}, marks=LONG),
+        pytest.param("seeing_squares", {"rollout": VLLM}, marks=LONG_OF_VLLM),
+        pytest.param("seeing_crops", {"rollout": VLLM}, marks=LONG_OF_VLLM),
+        pytest.param("seeing_pooled", {}, marks=LONG),
+        pytest.param("seeing_splits", {}, marks=LONG),
+        pytest.param("seeing_told", {"rollout": VLLM}, marks=LONG_OF_VLLM),
+        pytest.param("seeing_3", {"rollout": VLLM}, marks=pytest.mark.vllm),
     ],
+    ids=lambda one: one if isinstance(one, str) else "vllm" if "rollout" in one else "hf",
 )
 def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     run_twice, finished, tmp_path: Path, kind: str, changes
@@ -223,9 +180,7 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     learns = kind != "seeing_tiles"
     ranks = {"ranksPerReplica": 1 if learns else 2}
     # Policy and critic draw dropout of one state in one process, and of two apart.
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1 if learns else 0.0, kind)
-    write_rows(tmp_path / "train.parquet", 24)
-    model = {"path": str(tmp_path / "model"), "freezeVisionTower": not learns}
+    model = make_folder(tmp_path, kind, 0.1 if learns else 0.0) | {"freezeVisionTower": not learns}
     job = picture_job(tmp_path, model=model, roles={"actorRollout": ranks}, **changes)
     if "rollout" in changes:
         calm = finished("calm", tmp_path, **job)
@@ -233,12 +188,9 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
         manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
         calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3, limit=1e-6)
-    before = load_file(tmp_path / "model" / "model.safetensors")
-    exported = calm / "export"
-    whole = SEEING[kind].from_pretrained(exported)
+    before, _, kept = run_folders.kept(tmp_path / "model", calm)
+    whole = whole_class(SEEING[kind]).from_pretrained(calm / "export")
     tower = {name for name in before if own_name(name).startswith("visual.")}
-    after = load_file(exported / "model.safetensors")
-    kept = {name for name in before if torch.equal(after[name], before[name])}
     if learns:  # but for biases of what is said behind the last layer, which nobody reads
         kept = {name for name in kept if before[name].any()}
     numbers = {name for name in before if name.endswith(NUMBERS)}
@@ -253,7 +205,6 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     assert run_folders.result(tiny_jobs.run_alone(apart)) == run_folders.result(calm)
 
 
-SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 ENGINES = {
     "huggingface": {"roles": {"actorRollout": SHARED}},
     "vllm": {"rollout": VLLM, "roles": {"actorRollout": {"ranksPerReplica": 1}}},
@@ -266,24 +217,16 @@ ENGINES = {
     [("seeing", "huggingface"), pytest.param("seeing_3", "vllm", marks=pytest.mark.vllm)],
 )
 def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -> None:
-    """Over ranks that share the tokens of a row, and with vLLM; the tower learns.
-
-    What kills may lose of an engine that sees is lost with pictures too.
-    """
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
-    write_rows(tmp_path / "train.parquet", 24)
-    rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    """Over ranks that share the tokens of a row, and undisturbed by vLLM; the tower learns."""
+    model = make_folder(tmp_path, kind)
+    rows = write_rows(tmp_path / "train.parquet")
     for n, row in enumerate(rows):
         (shown,) = row.pop("images")
         frames = [shown["bytes"], noise(n, (16, 8 + n % 9)), shown["bytes"]]
         row["prompt"][0]["content"] = "<video>?"
         row["videos"] = [{"video": frames, "fps": 2.0, "min_pixels": 1}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    job = picture_job(
-        tmp_path,
-        model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
-        **ENGINES[engine],
-    )
+    write_table(tmp_path / "train.parquet", rows)
+    job = picture_job(tmp_path, model=model, **ENGINES[engine])
     job["data"]["maxPromptTokens"] = 64
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     if engine == "huggingface":
@@ -296,18 +239,17 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
 @pytest.mark.long
 def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns."""
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
-    write_rows(tmp_path / "train.parquet", 24, interaction_kwargs={"name": "ask", "query": "so"})
+    model = make_folder(tmp_path)
+    write_rows(tmp_path / "train.parquet", interaction_kwargs={"name": "ask", "query": "so"})
     (tmp_path / "ask.py").write_text(USER)
     user = {"name": "ask", "source": {"path": str(tmp_path / "ask.py")}}
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
-    ranks = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     job = picture_job(
         tmp_path,
         agent={"interactions": [user], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
         rollout={**spec["rollout"], "stopTokenIds": STOPS},
-        roles={"actorRollout": ranks},
-        model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
+        roles={"actorRollout": SHARED},
+        model=model,
     )
     job["data"] |= {"maxPromptTokens": 64, "maxResponseTokens": 64}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
@@ -319,8 +261,7 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns, and a critic apart."""
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing_caller")
-    write_rows(tmp_path / "train.parquet", 24)
+    model = make_folder(tmp_path, "seeing_caller")
     (tmp_path / "zoom.py").write_text(ZOOM)
     tool = {
         "name": "zoom",
@@ -329,15 +270,14 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path
         "source": {"path": str(tmp_path / "zoom.py")},
     }
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
-    shared = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     stops = [len(NAMES) + number for number in range(len(ZOOMS))]
     job = picture_job(
         tmp_path,
         algorithm=PPO,
         agent={"tools": [tool], "toolSteps": 4, "turnTokens": 24, "toolRewards": "add"},
         rollout={**spec["rollout"], "stopTokenIds": stops},
-        roles={"actorRollout": shared, "critic": {"ranksPerReplica": 2, "colocateWith": "none"}},
-        model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
+        roles={"actorRollout": SHARED, "critic": {"ranksPerReplica": 2, "colocateWith": "none"}},
+        model=model,
     )
     job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
@@ -350,12 +290,8 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path
 
 @pytest.mark.long
 def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
-    """One that is the policy says of each token what the policy did; one with other eyes does not.
-
-    Ranks share the tokens of a row.
-    """
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
-    write_rows(tmp_path / "train.parquet", 24)
+    """The policy itself says the same of each token, and one with other eyes does not."""
+    make_folder(tmp_path)
     shutil.copytree(tmp_path / "model", tmp_path / "other")
     weights = load_file(tmp_path / "other" / "model.safetensors")
     vision = [name for name in weights if name.startswith("visual.")]
@@ -367,8 +303,8 @@ def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
         job = picture_job(
             tmp_path,
             algorithm={"type": "distillation", "promptsPerStep": 4, "samplesPerPrompt": 2},
-            reference={"teachers": [{"path": str(tmp_path / name), "dataSources": ["colors"]}]},
-            roles={"actorRollout": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}},
+            reference={"teachers": [{"path": str(tmp_path / name), "dataSources": ["letters"]}]},
+            roles={"actorRollout": SHARED},
             rewards=[],
             steps={"total": 1},
         )
@@ -382,8 +318,7 @@ def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_rows_about_a_picture_go_on_with_newer_weights(run_twice, tmp_path: Path) -> None:
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
-    write_rows(tmp_path / "train.parquet", 24)
+    make_folder(tmp_path)
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
     job = picture_job(
         tmp_path,
@@ -403,8 +338,7 @@ def test_rows_about_a_picture_go_on_with_newer_weights(run_twice, tmp_path: Path
 @pytest.mark.vllm
 def test_adapters_of_a_model_that_sees(tmp_path: Path) -> None:
     """Beside the weights in vLLM; a second job begins with those that the first has trained."""
-    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
-    write_rows(tmp_path / "train.parquet", 24)
+    make_folder(tmp_path)
     lora = {"rank": 4, "targetModules": ["q_proj", "down_proj"]}
     for name, begun in (
         ("first", {}),

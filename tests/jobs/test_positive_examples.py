@@ -1,12 +1,8 @@
-"""Right responses that are learnt as given answers: VAPO, exact over kills, ranks and replays."""
-
 from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RIGHT = 0.25
 JOB: dict[str, object] = {
@@ -19,7 +15,6 @@ JOB: dict[str, object] = {
     },
     "steps": {"total": 4},
     "checkpoint": {"every": 2},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 
 

@@ -1,5 +1,3 @@
-"""Jobs of judged answers: DPO, KTO and a reward model learn, survive; the last scores for PPO."""
-
 import json
 import math
 import re
@@ -14,13 +12,7 @@ import torch
 from job_runs import Run
 from safetensors.torch import load_file
 from tiers import first_in_test
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 STEPS = 6
 LAYOUTS: dict[str, dict[str, object]] = {
@@ -60,7 +52,6 @@ def pair(number: int) -> dict[str, object]:
 
 
 def labelled(number: int) -> dict[str, object]:
-    """One of the two answers, and whether it is the better one."""
     is_good = number % 3 > 0
     *prompt, answer = pair(number)["chosen" if is_good else "rejected"]
     return {"prompt": prompt, "completion": [answer], "label": is_good}
@@ -77,7 +68,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
-    """Sections of a job that learns the pairs, or one answer of each."""
     algorithm = IN_LAYOUTS[kind]
     row = labelled if algorithm["type"] == "kto" else pair
     return {
@@ -93,7 +83,6 @@ def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
         "rewards": [],
         "steps": {"total": STEPS, "validateEvery": 3, "validateFirst": True},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 
@@ -105,7 +94,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def whole(kind: str, pairs: Path, alone: Callable[..., Path]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**sections_of(pairs, kind))
 
 
@@ -133,9 +121,7 @@ def test_answers_are_learnt_and_only_what_is_needed_runs(kind: str, whole: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["kto"], indirect=True)
-def test_held_out_answers_stand_beside_the_one_before(
-    kind: str, whole: Path, pairs: Path, tiny_folder: Path
-) -> None:
+def test_held_out_answers_stand_beside_the_one_before(kind, whole, pairs, tiny_folder):
     """What is told of them is what transformers says, 8 rows at a time."""
     tokenizer = AutoTokenizer.from_pretrained(whole / "export")
     policy, reference = (
@@ -190,9 +176,7 @@ def result(output: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     "kind", first_in_test(["dpo", "bco", "reward_model", "aot", "kto"]), indirect=True
 )
-def test_a_killed_job_ends_as_an_undisturbed_one(
-    kind: str, whole: Path, run_through: Callable[..., Run], tiny_job, pairs: Path, output: Path
-) -> None:
+def test_a_killed_job_ends_as_an_undisturbed_one(kind, whole, run_through, tiny_job, pairs, output):
     """BCO's mean goes from batch to batch; what else compares answers keeps nothing."""
     points = (
         "rpc.demonstrate.answer.before@2=kill",
@@ -213,9 +197,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     ],
     indirect=["kind"],
 )
-def test_layouts_and_micro_batches_change_only_rounding(
-    kind: str, layout: str, finished: Callable[..., Path], pairs: Path
-) -> None:
+def test_layouts_and_micro_batches_change_only_rounding(kind, layout, finished, pairs):
     """13 held-out pairs in batches of 8: the second has fewer than three ranks take evenly.
 
     Every step at this learning rate multiplies what rounding has changed: two are enough to tell
@@ -242,7 +224,6 @@ DRAWN = {
         "kl": {"referenceRefresh": {"everySteps": 2}},
     },
     "steps": {"total": 4, "validateEvery": 4},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 
 

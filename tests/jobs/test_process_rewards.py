@@ -1,5 +1,3 @@
-"""PRIME: a language model that rewards tokens is trained beside the policy, by the outcomes."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +7,6 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ALGORITHM = {
     "type": "prime",
@@ -24,22 +20,15 @@ JOB: dict[str, object] = {
     "critic": {"optimizer": {"learningRate": 1e-3}},
     "steps": {"total": 3},
     "checkpoint": {"every": 1},
-    "recovery": {"restartsWithoutProgress": 100},
 }
 APART = {"critic": {"colocateWith": "none"}}
 
 
 @pytest.mark.long
 def test_it_learns_the_outcomes_whatever_is_killed_and_wherever_it_lives(
-    run_twice: Callable[..., Path],
-    finished: Callable[..., Path],
-    even_folder: Path,
-    tmp_path: Path,
+    run_twice, finished, even_folder, tmp_path
 ):
-    """In pods of its own, to which the rows and the outcomes have to come, and beside the policy.
-
-    Ranks change only rounding.
-    """
+    """In pods of its own, and beside the policy; ranks change only rounding."""
     points = (
         "rpc.update.answer.after@2=kill",  # the process reward model, which learns first
         "rpc.forward.answer.before@4=kill",  # its pass, which knows what was learnt
@@ -86,9 +75,7 @@ def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path], 
     assert second["reward_model/raw_reward"] != 0.0
 
 
-def test_one_round_of_more_prompts_and_a_reference_of_its_own(
-    finished: Callable[..., Path], even_folder: Path, tmp_path: Path
-):
+def test_one_round_of_more_prompts_and_a_reference_of_its_own(finished, even_folder, tmp_path):
     """As verl's recipe has it, of a model that was made of another one before."""
     teacher = tiny_jobs.make_teacher(even_folder / "model", tmp_path / "teacher")
     sampling = {"promptsPerRound": 8, "maxRounds": 1, "meanAbove": 0.2, "meanBelow": 0.8}

@@ -1,25 +1,19 @@
-"""Jobs that begin with a quantised folder, beside those that begin with its numbers."""
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import run_folders
 import tiny_jobs
-from job_runs import Run
 from quantised_models import quantise
 from safetensors.torch import load_file
 from tiers import first_in_test
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 
 SHORT = {
     "steps": {"total": 2},
     "checkpoint": {"every": 1},
     "timeouts": {"livenessSeconds": 120},
-    "recovery": {"restartsWithoutProgress": 100},
     "roles": {"actorRollout": {"ranksPerReplica": 2}},
 }
 KL = {"in": "loss", "coefficient": 0.01}
@@ -37,18 +31,9 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBa
     ),
 )
 def test_it_ends_as_a_job_on_its_numbers(
-    run_twice: Callable[..., Path],
-    start: Callable[..., Run],
-    tiny_folder_of: Callable[..., Path],
-    tmp_path: Path,
-    model: str,
-    form: str,
-    engine: str,
-) -> None:
-    """Policy and reference over two ranks, of one folder; a kill changes no bit.
-
-    What vLLM may lose of it, it loses of any folder.
-    """
+    run_twice, start, tiny_folder_of, tmp_path, model, form, engine
+):
+    """Policy and reference over two ranks, of one folder; a kill changes no bit."""
     folder = tmp_path / "tiny"
     shutil.copytree(tiny_folder_of(0.0, model), folder)
     quantise(folder / "model", form, tmp_path / "twin")

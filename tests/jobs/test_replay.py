@@ -1,8 +1,3 @@
-"""Rows are kept before anything is trained on them, so nobody has to make them a second time.
-
-The reward function of these jobs never says the same twice, as an LLM that is asked over a network.
-"""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +7,6 @@ import run_folders
 import tiny_jobs
 from job_runs import Run
 from tiers import first_in_test
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JUDGE = """
 import random, time
@@ -47,7 +40,6 @@ def judged(tiny_job: Callable[..., Path], tmp_path: Path) -> Path:
         rewards=tiny_jobs.reward_at(tmp_path / "judge.py", judge),
         steps={"total": 6, "validateFirst": True, "validateEvery": 3},
         checkpoint={"every": None},
-        recovery={"restartsWithoutProgress": 100},
     )
 
 

@@ -1,5 +1,3 @@
-"""Rewards without answers: votes within groups, and how sure the policy is of what it draws."""
-
 import math
 from pathlib import Path
 
@@ -9,8 +7,6 @@ import tiny_jobs
 import torch
 from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LETTERS = """
 def most(data_source, solution_strs, ground_truth, extra_infos):
@@ -68,7 +64,6 @@ def test_votes_and_certainty_are_exact_over_kills(
         },
         rewards=[{"function": "most", "source": {"path": str(path)}}],
         roles={"reward": {"replicas": 2}},
-        recovery={"restartsWithoutProgress": 100},
         **STEPS,
     )
     points = ("rpc.score.answer.before@1=kill", "rpc.advantages.answer.after@2=kill")

@@ -1,5 +1,3 @@
-"""Roles in ranks of their own: where a role lives and how many ranks it has changes no number."""
-
 import os
 import signal
 import time
@@ -11,7 +9,7 @@ import pytest
 import run_folders
 import tiny_jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 SLUGS = ("controller", "actor-rollout", "reference", "critic", "reward")
 SHORT = {"steps": {"total": 3, "validateEvery": 3}}
@@ -27,13 +25,11 @@ APART = {
 
 @pytest.fixture(scope="module")
 def beside(even_folder: Path, alone: Callable[..., Path]) -> Path:
-    """What a short job leaves whose roles live in one rank."""
     return alone(even_folder, **tiny_jobs.PPO, **PATIENT, **SHORT)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
-    """What a job leaves with every role in pods of its own."""
     return run_folders.result(alone(**APART))
 
 
@@ -59,11 +55,7 @@ def test_roles_apart_give_the_bits_of_roles_beside_and_what_is_rejected_reaches_
 
 def test_two_ranks_give_the_numbers_of_one(finished, beside: Path):
     two_ranks = {"colocateWith": "none", "ranksPerReplica": 2}
-    roles = {
-        "actorRollout": {"ranksPerReplica": 2},
-        "critic": two_ranks,
-        "reference": two_ranks,
-    }
+    roles = {"actorRollout": {"ranksPerReplica": 2}, "critic": two_ranks, "reference": two_ranks}
     two = finished("two", **tiny_jobs.PPO, **SHORT, roles=roles)
     for step in (1, 2):
         assert run_folders.rows(two, step) == run_folders.rows(beside, step)

@@ -1,5 +1,3 @@
-"""Rows that a function chooses by what they have scored: the same ones, whatever is killed."""
-
 import importlib.util
 import json
 import math
@@ -15,8 +13,6 @@ import tiny_jobs
 from job_runs import Run
 
 from ppojob_trainer.data.samplers import uncertain
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "samplers" / "adarft.py"
 ROWS, PROMPTS, SAMPLES = 40, 4, 2
@@ -40,7 +36,6 @@ def job_of(tiny_job: Callable[..., Path], tiny_data: dict[str, object]):
             algorithm=algorithm,
             steps={"total": steps},
             checkpoint={**checkpoint, "keepLast": 9},
-            recovery={"restartsWithoutProgress": 100},
             **changes,
         )
 
@@ -63,9 +58,7 @@ def seen_in(output: Path, step: int) -> dict[str, list[float | None]]:
     return json.loads(manifest.read_text())["manifest"]["progress"]["rows_seen"]
 
 
-def test_the_example_draws_the_same_rows_whatever_is_killed(
-    run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
-):
+def test_the_example_draws_the_same_rows_whatever_is_killed(run_through, replay, job_of, output):
     job = job_of(ADAPTIVE, 6)
     points = (
         "controller.step.computed@2=kill",  # nothing of the step is known
@@ -101,9 +94,7 @@ def test_the_example_draws_the_same_rows_whatever_is_killed(
 
 
 @pytest.mark.long
-def test_prompts_that_give_way_to_others_are_known_too(
-    run_through: Callable[..., Run], job_of, output: Path, tmp_path: Path
-):
+def test_prompts_that_give_way_to_others_are_known_too(run_through, job_of, output, tmp_path):
     """Three of four rows score alike, so steps have several rounds, each of other rows."""
     judge = """
 import zlib
@@ -134,13 +125,7 @@ def judge(data_source, solution_str, ground_truth, extra_info):
 
 
 @pytest.mark.long
-def test_spo_draws_by_its_values(
-    run_through: Callable[..., Run],
-    job_of,
-    tiny_data: dict[str, object],
-    output: Path,
-    tmp_path: Path,
-):
+def test_spo_draws_by_its_values(run_through, job_of, tiny_data, output: Path, tmp_path: Path):
     """Of every second row scores are known from beforehand."""
     (source,) = tiny_data["train"]
     rows = [json.loads(line) for line in Path(source["path"]).read_text().splitlines()]
@@ -191,9 +176,7 @@ def test_a_mistake_ends_the_job_behind_a_checkpoint_and_a_mended_file_goes_on(
 
 
 @pytest.mark.long
-def test_a_branch_knows_what_rows_have_scored(
-    start: Callable[..., Run], job_of, output: Path, tmp_path: Path
-):
+def test_a_branch_knows_what_rows_have_scored(start, job_of, output: Path, tmp_path: Path):
     start(job_of(ADAPTIVE, 3, checkpoint={"every": 1}), output).succeed()
     nearest = {"function": "nearest", "arguments": {"explore": 0.0, "target": 1.0}}
     origin = {"every": 2, "branch": {"run": str(output), "step": 2}}

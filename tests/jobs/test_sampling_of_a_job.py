@@ -1,13 +1,16 @@
-"""What a job says of sampling reaches the engine, for training and for validations."""
-
+import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import run_folders
+import tiny_jobs
+from made_once import made_once
+from refused_jobs import edit
 from tiny_models import NAMES
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_penalty_and_min_p_reach_training_and_validation(alone: Callable[..., Path]) -> None:
@@ -40,3 +43,93 @@ def test_stop_strings_end_responses(alone: Callable[..., Path]) -> None:
             assert not any(end in "".join(before) for end in ends)
             stopped += any(map("".join([*before, last]).endswith, ends))
     assert stopped > 5
+
+
+FORM = "[a-z]{1,5}([.!] ?)?"
+END = NAMES.index("<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny files, with a tokenizer that says which bytes its tokens have."""
+
+    def make(made: Path) -> None:
+        shutil.copytree(tiny_folder, made / "tiny")
+        edit(made / "tiny" / "model" / "tokenizer.json", tiny_jobs.WITH_BYTES)
+
+    return made_once(tmp_path_factory, "with bytes", make) / "tiny"
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(
+            {"engine": "vllm", "kvCacheGib": 0.1},
+            id="vllm",  # whose rows have their form in integration/test_vllm_drafts.py
+            marks=[pytest.mark.vllm, pytest.mark.long],
+        ),
+        pytest.param({"engine": "huggingface"}, id="huggingface"),
+    ],
+)
+def test_every_response_has_the_form_whatever_is_killed(engine, folder, run_twice, tmp_path):
+    rollout = {"dtype": "float32", "maxStaleness": 2, "structuredOutput": {"regex": FORM}}
+    steps = {"total": 5, "validateEvery": 2}
+    job = tiny_jobs.write_manifest(tmp_path, folder, rollout={**rollout, **engine}, steps=steps)
+    run = run_twice(job, "rpc.generate.answer.before@4=kill", "controller.step.recorded@3=kill")
+    assert any(line.get("async/partial_rows", 0) > 0 for line in run_folders.metrics(run))
+    files = [*run.glob("rollouts/*.parquet"), *run.glob("validation/*.parquet")]
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    assert len(rows) >= 5 * 16 + 3 * 8
+    for row in rows:
+        *said, last = row["response_ids"]
+        assert last == END
+        assert re.fullmatch(FORM, "".join(NAMES[token] for token in said))
+    assert len({tuple(row["response_ids"]) for row in rows}) > 20
+
+
+ROLLOUT = {
+    **{"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16},
+    # So cold that rows repeat themselves, and with all that may lie between logits and a draw.
+    **{"temperature": 0.2, "topP": 0.95, "topK": 40, "repetitionPenalty": 0.9},
+}
+DRAFTS = {**ROLLOUT, "drafts": {"tokens": 3, "shortestMatch": 1, "maxRows": 16}}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "apart",
+    [
+        pytest.param(False, id="beside"),
+        pytest.param(True, id="one step off", marks=pytest.mark.long),
+    ],
+)
+def test_rows_metrics_and_weights_are_those_without_drafts(
+    apart: bool, alone: Callable[..., Path], run_through, tiny_folder: Path, tiny_job, output
+) -> None:
+    """Kills come before an engine has answered, and behind a step that the checkpoint lacks."""
+    changes = {"data": _data(tiny_folder), "steps": {"total": 4, "validateEvery": 2}}
+    changes |= {"roles": {"rollout": {}}} if apart else {}
+    staleness = {"maxStaleness": 1} if apart else {}
+    plain = alone(**changes, rollout={**ROLLOUT, **staleness})
+    points = ("rpc.generate.answer.before@3=kill", "controller.step.recorded@3=kill_group")
+    run_through(tiny_job(**changes, rollout={**DRAFTS, **staleness}), output, *points)
+    assert run_folders.result(output) == run_folders.result(plain)
+    lengths = _accept_lengths(output)
+    assert len(lengths) >= 2
+    assert min(lengths) > 1.1
+    assert not _accept_lengths(plain)
+
+
+def _data(folder: Path) -> dict[str, object]:
+    return {
+        "train": [{"path": str(folder / "train.jsonl")}],
+        "validation": [{"path": str(folder / "validation.jsonl")}],
+        **{"maxPromptTokens": 64, "maxResponseTokens": 24},
+    }
+
+
+def _accept_lengths(output: Path) -> list[float]:
+    """Of the steps that drew rows: those that come from the disk again tell none."""
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    name = "perf/draft_accept_length"
+    return [line[name] for line in lines if name in line]

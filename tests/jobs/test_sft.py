@@ -1,5 +1,3 @@
-"""Supervised fine-tuning by the loop of every other job: it learns, survives, and GRPO goes on."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +6,8 @@ from typing import Any
 import pytest
 import run_folders
 import torch
-from job_runs import Run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 6
 ROWS = 8
@@ -43,7 +38,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sections_of(rows: Path, **changes: object) -> dict[str, Any]:
-    """Sections of a job that learns the conversations."""
     return {
         "data": {
             "train": [{"path": str(rows / "train.jsonl")}],
@@ -58,7 +52,6 @@ def sections_of(rows: Path, **changes: object) -> dict[str, Any]:
         "rewards": [],
         "steps": {"total": STEPS, "validateEvery": 3, "validateFirst": True},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
         **changes,
     }
 
@@ -70,7 +63,6 @@ def result(output: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def whole(rows: Path, alone: Callable[..., Path]) -> Path:
-    """The run folder of such a job that nobody disturbs."""
     return alone(**sections_of(rows))
 
 
@@ -117,9 +109,7 @@ def test_the_first_loss_is_that_of_transformers(whole: Path, tiny_folder: Path, 
     assert first["val/loss"] == pytest.approx(total / count, rel=1e-6)
 
 
-def test_a_killed_job_ends_as_an_undisturbed_one(
-    whole: Path, run_through: Callable[..., Run], tiny_job, rows: Path, output: Path
-) -> None:
+def test_a_killed_job_ends_as_an_undisturbed_one(whole, run_through, tiny_job, rows, output):
     points = (
         "rpc.demonstrate.answer.before@2=kill",
         "rpc.update.answer.after@5=kill",
@@ -131,9 +121,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert result(output) == result(whole)
 
 
-def test_ranks_and_micro_batches_change_only_rounding(
-    finished: Callable[..., Path], rows: Path
-) -> None:
+def test_ranks_and_micro_batches_change_only_rounding(finished: Callable[..., Path], rows: Path):
     """13 held-out rows in batches of 8: the second has fewer rows than three ranks take evenly."""
     one = finished("one", **sections_of(rows))
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}
@@ -143,9 +131,7 @@ def test_ranks_and_micro_batches_change_only_rounding(
 
 
 @pytest.mark.long
-def test_ranks_that_share_tokens_need_one_row_together(
-    finished: Callable[..., Path], rows: Path
-) -> None:
+def test_ranks_that_share_tokens_need_one_row_together(finished: Callable[..., Path], rows: Path):
     lone = {"algorithm": {"type": "sft", "promptsPerStep": 1}, "training": {"autocast": "none"}}
     pods = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
     two = finished("two", **sections_of(rows, **lone, roles={"actorRollout": pods}))
@@ -153,9 +139,7 @@ def test_ranks_that_share_tokens_need_one_row_together(
 
 
 @pytest.mark.long
-def test_grpo_goes_on_from_its_export(
-    whole: Path, start: Callable[..., Run], tiny_job, output: Path
-) -> None:
+def test_grpo_goes_on_from_its_export(whole: Path, start, tiny_job, output: Path):
     saved = load_file(
         whole / "checkpoints" / "latest" / "actorRollout" / "rank-00000" / "model.safetensors"
     )

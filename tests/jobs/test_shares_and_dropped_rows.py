@@ -1,5 +1,3 @@
-"""A job whose files have shares of each batch, whose reward function and filter leave rows out."""
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -7,8 +5,6 @@ from pathlib import Path
 import pytest
 import run_folders
 import tiny_jobs
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Of the responses of a batch the first has no score, and the others have different ones.
 REWARD = """

@@ -1,5 +1,3 @@
-"""Jobs with trackers: they hold the run, each step once, and never stand in its way."""
-
 import os
 import shutil
 import subprocess
@@ -12,10 +10,7 @@ import run_folders
 import tiny_jobs
 import tracker_runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 STUB = Path(__file__).parents[1] / "support" / "stub_tracker.py"
-RECOVERY = {"restartsWithoutProgress": 1000}
 
 
 def repeatable(points: tracker_runs.Points) -> tracker_runs.Points:
@@ -28,14 +23,9 @@ def named(points: tracker_runs.Points) -> list[tuple[int, str]]:
     return [point[:2] for point in points if point[1] != "timing_s/save_checkpoint"]
 
 
-def test_they_hold_a_run_that_was_killed(
-    start, tiny_job, output: Path, undisturbed, once, tmp_path
-):
-    """The controller alone, a rank, and everything, trackers too; then the same command.
-
-    With mlflow, which takes longest to load: unit/trackers/test_local_forms.py.
-    """
-    job = tiny_job(recovery=RECOVERY, loggers=["console", "wandb", "trackio"])
+def test_they_hold_a_run_that_was_killed(start, tiny_job, output, undisturbed, once, tmp_path):
+    """The controller, a rank, and everything with the trackers (mlflow: unit/trackers)."""
+    job = tiny_job(loggers=["console", "wandb", "trackio"])
     environment = {"HOME": str(tmp_path)} | job_points.armed(
         once,
         "controller.step.recorded@3=kill",

@@ -1,11 +1,7 @@
-"""Jobs that keep their best checkpoint, or are scored by a reward model."""
-
 from pathlib import Path
 
 import pytest
 import run_folders
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ACCURACY = "val-core/tiny/acc/mean@1"
 

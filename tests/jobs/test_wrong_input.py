@@ -89,19 +89,7 @@ def checkpoint(step: int, **changes: object) -> Spoil:
     return leave
 
 
-def rows(*wrong_rows: Row) -> Spoil:
-    """Put rows behind the good ones; the first of them is in line 41."""
-
-    def spoil(wrong: RefusedJob) -> None:
-        with wrong.train.open("a") as file:
-            file.writelines(f"{json.dumps(row)}\n" for row in wrong_rows)
-
-    return spoil
-
-
 def routed(*wrong_rows: Row) -> Spoil:
-    """Score by the built-in scorers."""
-
     def spoil(wrong: RefusedJob) -> None:
         wrong.set("spec.rewards", [])
         wrong.train.write_text("".join(f"{json.dumps(row)}\n" for row in wrong_rows))
@@ -110,20 +98,7 @@ def routed(*wrong_rows: Row) -> Spoil:
 
 
 def reward(source: str) -> Spoil:
-    """Write the file of the reward function."""
     return lambda wrong: wrong.reward.write_text(source)
-
-
-def share(wrong: RefusedJob) -> None:
-    files = [wrong.files / f"{name}.jsonl" for name in ("few", "many")]
-    for path, count in zip(files, (1, 60), strict=True):
-        rows = (good_row(f"{number} + 1", data_source="tiny") for number in range(count))
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    wrong.set("spec.data.train", [{"path": str(path), "weight": 1} for path in files])
-
-
-def package(wrong: RefusedJob) -> None:
-    wrong.set("spec.rewards", [{"function": "score", "source": {"package": "no.such"}}])
 
 
 def sampler(wrong: RefusedJob) -> None:
@@ -162,18 +137,13 @@ CASES: dict[str, Spoil] = {
     "other job": checkpoint(2, **{"metadata.name": "other"}),
     "never resume": never_resume,
     "checkpoint beyond the end": checkpoint(8),
-    "output is the model": output(lambda wrong: wrong.model),
     "export would replace the model": output_exports_over_model,
     "output below a file": output(lambda wrong: wrong.train / "run"),
     "output not writable": output(lambda _: Path("/proc/run")),  # not even for root
     "no ground truth": routed(*[good_row()] * 4, good_row(reward_model={})),
     "data source": routed(*[good_row()] * 4, good_row(data_source="ppojob/division")),
     "data source without a teacher": unclaimed,
-    "prompt too long": rows(good_row("3" * 100)),
-    "reward function without its package": reward("import no_such_package\n"),
     "reward file that kills its process": reward("import os\nos.kill(os.getpid(), 9)\n"),
-    "a share that is more than a file has": share,
-    "reward function of no package": package,
     "sampler that takes no rows": sampler,
     "regular expression": form({"regex": "[0-9]+("}, **tiny_jobs.WITH_BYTES),
     "JSON schema": form(

@@ -1,7 +1,4 @@
-"""Models that a job cannot use, by `ppojob run`: exact lines, nothing started.
-
-What is said of a folder alone is in tests/unit/models.
-"""
+"""Models that a job cannot use, by `ppojob run`; of a folder alone: tests/unit/models."""
 
 import os
 import shutil
@@ -172,7 +169,6 @@ def judge_template(source: str) -> Spoil:
 
 CASES: dict[str, Spoil] = {
     "path missing": lambda wrong: wrong.set("spec.model.path", "/no/such/model"),
-    "no tokenizer": lambda wrong: (wrong.model / "tokenizer.json").unlink(),
     "tokenizer damaged": lambda wrong: (wrong.model / "tokenizer.json").write_text("{}"),
     "vocabulary above the embedding": lambda wrong: smaller_vocabulary(wrong.model, 90),
     "no end token": without_end,

@@ -58,13 +58,7 @@ def write_tools(folder: Path, seconds: float) -> Path:
 
 
 def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict[str, object]:
-    """Sections of a job with the tool `add`.
-
-    Args:
-        folder: as `make_talking_folder` made one, where the job finds it.
-        source: of the tool.
-        agent: what is said of agents besides.
-    """
+    """Sections of a job in a `make_talking_folder`, with the tool `add` of `source`."""
     spec = tiny_jobs.make_manifest(folder)["spec"]
     tool = {
         "name": "add",
@@ -80,7 +74,6 @@ def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict
         "rewards": [{"function": "talk", "source": {"path": str(folder / "talk.py")}}],
         "steps": {"total": 4, "validateEvery": 4},
         "checkpoint": {"every": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }
 
 
@@ -95,13 +88,7 @@ def make_searching_folder(folder: Path) -> Path:
 
 
 def searching(folder: Path, config: Mapping[str, object], **agent: object) -> dict[str, object]:
-    """Sections of a job with the tool `search`.
-
-    Args:
-        folder: as `make_searching_folder` made one, where the job finds it.
-        config: of the tool.
-        agent: what is said of agents besides.
-    """
+    """Sections of a job in a `make_searching_folder`, with the tool `search`."""
     spec = tiny_jobs.make_manifest(folder)["spec"]
     search = {"name": "search", "config": {"topk": 1, **config}}
     settings = {"format": "search_r1", "toolSteps": -1, "turnTokens": 24, **agent}
@@ -111,5 +98,4 @@ def searching(folder: Path, config: Mapping[str, object], **agent: object) -> di
         "rollout": {**spec["rollout"], "stopTokenIds": stops},
         "data": {**spec["data"], "maxResponseTokens": 192},
         "steps": {"total": 2},
-        "recovery": {"restartsWithoutProgress": 100},
     }

@@ -15,10 +15,7 @@ GOOD_JOB: dict[str, Any] = {
     "metadata": {"name": "sum"},
     "spec": {
         "model": {"path": "/models/m"},
-        "data": {
-            "train": [{"path": "/data/a.parquet"}],
-            "validation": [{"path": "/data/b.jsonl"}],
-        },
+        "data": {"train": [{"path": "/data/a.parquet"}], "validation": [{"path": "/data/b.jsonl"}]},
         "algorithm": {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8},
         "steps": {"total": 20},
     },

@@ -51,7 +51,6 @@ def variable_queries(board: dict[str, Any]) -> list[str]:
 
 
 def known_names() -> set[str]:
-    """Names of all series that the operator and the pods of a job show."""
     trainer = {name for series in all_series() for name in selectors(series)}
     return trainer | {name for one in _instruments() for name in _selectors(one)}
 
@@ -63,7 +62,6 @@ def all_series() -> list[names.Series]:
 
 
 def selectors(series: names.Series) -> set[str]:
-    """Names under which a query finds a series."""
     suffixes = ("_bucket", "_count", "_sum") if series.kind == "histogram" else ("",)
     return {series.name + suffix for suffix in suffixes}
 

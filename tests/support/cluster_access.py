@@ -61,10 +61,7 @@ class Cluster:
         return self.kubectl("get", kind, name, f"--output=jsonpath={path}")
 
     def establish(self, crd: str) -> None:
-        """Wait until the API server serves a definition that was just applied.
-
-        `kubectl wait` fails on one whose conditions are null, as they are for a moment.
-        """
+        """Wait until a definition is served; `kubectl wait` fails while its conditions are null."""
         asked = ("wait", "--for=condition=Established", f"crd/{crd}")
         eventually(lambda: "condition met" in self.outcome(*asked))
 

@@ -18,7 +18,6 @@ def job(name: str, claim: str = "missing", **spec: Any) -> dict[str, Any]:
 
 
 def volume_name(cluster: Cluster, claim_name: str) -> str:
-    """The PersistentVolume of a claim of the namespace."""
     return f"{cluster.namespace}-{claim_name}"
 
 
@@ -107,5 +106,4 @@ def wait_for_pods(cluster: Cluster, name: str, number: int) -> None:
 
 
 def says(cluster: Cluster, name: str, word: str) -> None:
-    """Wait until the status of a job has a reason."""
     eventually(lambda: cluster.read("ppojob", name, "{.status.reason}") == word)

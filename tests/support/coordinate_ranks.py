@@ -47,7 +47,6 @@ def own_hosts() -> Hosts:
 
 
 def batch() -> Experience:
-    """All rows; every token is another."""
     tokens = torch.arange(sum(INDEX.lengths))
     return Experience(
         prompts=[torch.arange(n) + 1000 * p for p, n in enumerate(INDEX.prompt_lengths)],
@@ -136,11 +135,7 @@ def serve(connection: Connection, role: str, rank: int, dims: ParallelDims, host
 
 
 def run(dims: ParallelDims) -> dict[str, list[dict[str, Any]]]:
-    """What the ranks of both roles have to say.
-
-    Args:
-        dims: layout of the owners, four ranks.
-    """
+    """What the ranks of both roles have to say, under a layout of the four owners."""
     hosts = own_hosts()
     context = forks()
     started = []

@@ -3,13 +3,7 @@
 import gc
 from collections.abc import Sequence
 
-from ppojob_trainer.rollout.protocol import (
-    Finished,
-    Request,
-    RolloutEngine,
-    generation_phase,
-    lost_requests,
-)
+from ppojob_trainer.rollout import protocol
 
 
 def close_quickly() -> None:
@@ -22,20 +16,22 @@ def close_quickly() -> None:
     gc.freeze = gc.unfreeze = lambda: None
 
 
-def generate(engine: RolloutEngine, requests: Sequence[Request]) -> list[Finished]:
+def generate(
+    engine: protocol.RolloutEngine, requests: Sequence[protocol.Request]
+) -> list[protocol.Finished]:
     """Draw `requests`, of distinct ids, and return them in their order: one phase.
 
     Raises:
         RolloutError: If the engine is busy or loses a request.
         ValueError: If an engine refuses a request.
     """
-    finished: dict[str, Finished] = {}
-    with generation_phase(engine) as submit:
+    finished: dict[str, protocol.Finished] = {}
+    with protocol.generation_phase(engine) as submit:
         for request in requests:
             submit(request)
         while engine.has_work():
             finished |= {response.request_id: response for response in engine.step()}
     lost = [request.request_id for request in requests if request.request_id not in finished]
     if lost:
-        raise lost_requests(lost)
+        raise protocol.lost_requests(lost)
     return [finished[request.request_id] for request in requests]

@@ -4,99 +4,82 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from ppojob_api import validation
 from ppojob_api.parsing import parse
 from ppojob_api.shape import Member, Shape, members, placeholder
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
-START: dict[str, Any] = {
-    "apiVersion": "ppojob.dev/v1alpha1",
-    "kind": "PPOJob",
-    "metadata": {"name": "every-field"},
-    "spec": {
-        "model": {
-            "path": "/data/model",
-            "ropeScaling": {"type": "llama3", "factor": 2.0, "highFreqFactor": 8.0},
-        },
-        "data": {
-            "train": [{"path": "/data/a.py", "format": "python"}],
-            "validation": [{"path": "/data/b.py", "format": "python"}],
-            "demonstrations": [{"path": "/data/c.py", "format": "python"}],
-        },
-        "algorithm": {
-            "type": "ppo",
-            "promptsPerStep": 64,
-            "samplesPerPrompt": 4,
-            "miniBatchPrompts": 8,
-            "lossAggregation": "sequence_mean_token_sum_norm",
-            "kl": {"in": "reward", "controller": "adaptive"},
-            "entropyControl": {"maxCoefficient": 1.0},
-            "scoreClip": {"low": -1.0, "high": 1.0},
-            "groupFilter": {"keep": 2},
-            "supervised": {"coefficient": 1.0, "schedule": "cosine", "decaySteps": 8},
-        },
-        "optimizer": {"schedule": "cosine", "type": "muon"},
-        "reference": {
-            "path": "/data/teacher",
-            "teachers": [{"path": "/data/other", "dataSources": ["a"]}],
-        },
-        "critic": {"optimizer": {"schedule": "cosine", "type": "muon"}, "miniBatchPrompts": 8},
-        "rewards": [
-            {
-                "function": "exact",
-                "source": {"path": "/data/reward.py"},
-                "arguments": {"limit": 1, "nothing": None, "within": [{"nothing": None}]},
-            }
-        ],
-        "rewardModel": {"path": "/data/reward-model"},
-        "judge": {"path": "/data/judge"},
-        "agent": {
-            "retriever": {"index": "/data/index"},
-            "egress": [{"cidr": "10.1.0.0/16"}],
-            "tools": [
-                {
-                    "name": "find",
-                    "source": {"path": "/data/tools.py"},
-                    "description": "Finds pages.",
-                    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-                },
-                {"name": "search"},
-            ],
-            "interactions": [{"name": "user", "source": {"path": "/data/users.py"}}],
-            "agents": [{"name": "x", "tools": ["search"]}],
-        },
-        "roles": {
-            "actorRollout": {"replicas": 2, "gpusPerReplica": 4},
-            "rollout": {"replicas": 2, "gpusPerReplica": 1},
-            "reference": {"colocateWith": "none", "gpusPerReplica": 4},
-            "critic": {"colocateWith": "none", "gpusPerReplica": 4},
-            "rewardModel": {"colocateWith": "none", "gpusPerReplica": 4},
-        },
-        "pods": [
-            {
-                "tolerations": [{"key": "a", "effect": "NoExecute"}],
-                "env": [
-                    {"name": "A", "value": "b"},
-                    {"name": "C", "secret": {"name": "s", "key": "k"}},
-                ],
-                "volumes": [
-                    {"claimName": "a", "mountPath": "/data"},
-                    {"configMap": "b", "mountPath": "/b"},
-                    {"secret": "c", "mountPath": "/c"},
-                ],
-                "topologySpread": [{"topologyKey": "zone"}],
-            }
-        ],
-        "scheduling": {"type": "volcano", "volcano": {"queue": "q"}},
-        "rollout": {"validation": {"temperature": 0.5, "samples": 4}},
-        "steps": {"total": 40, "validateEvery": 4},
-        "checkpoint": {
-            "every": 8,
-            "volume": {"claimName": "a"},
-            "best": {"metric": "val-core/a/acc/mean@1"},
-        },
-    },
-}
+START: dict[str, Any] = YAML(typ="safe").load(
+    """
+apiVersion: ppojob.dev/v1alpha1
+kind: PPOJob
+metadata: {name: every-field}
+spec:
+  model:
+    path: /data/model
+    ropeScaling: {type: llama3, factor: 2.0, highFreqFactor: 8.0}
+  data:
+    train: [{path: /data/a.py, format: python}]
+    validation: [{path: /data/b.py, format: python}]
+    demonstrations: [{path: /data/c.py, format: python}]
+  algorithm:
+    type: ppo
+    promptsPerStep: 64
+    samplesPerPrompt: 4
+    miniBatchPrompts: 8
+    lossAggregation: sequence_mean_token_sum_norm
+    kl: {in: reward, controller: adaptive}
+    entropyControl: {maxCoefficient: 1.0}
+    scoreClip: {low: -1.0, high: 1.0}
+    groupFilter: {keep: 2}
+    supervised: {coefficient: 1.0, schedule: cosine, decaySteps: 8}
+  optimizer: {schedule: cosine, type: muon}
+  reference:
+    path: /data/teacher
+    teachers: [{path: /data/other, dataSources: [a]}]
+  critic: {optimizer: {schedule: cosine, type: muon}, miniBatchPrompts: 8}
+  rewards:
+  - function: exact
+    source: {path: /data/reward.py}
+    arguments: {limit: 1, nothing: null, within: [{nothing: null}]}
+  rewardModel: {path: /data/reward-model}
+  judge: {path: /data/judge}
+  agent:
+    retriever: {index: /data/index}
+    egress: [{cidr: 10.1.0.0/16}]
+    tools:
+    - name: find
+      source: {path: /data/tools.py}
+      description: Finds pages.
+      parameters: {type: object, properties: {query: {type: string}}}
+    - name: search
+    interactions: [{name: user, source: {path: /data/users.py}}]
+    agents: [{name: x, tools: [search]}]
+  roles:
+    actorRollout: {replicas: 2, gpusPerReplica: 4}
+    rollout: {replicas: 2, gpusPerReplica: 1}
+    reference: {colocateWith: none, gpusPerReplica: 4}
+    critic: {colocateWith: none, gpusPerReplica: 4}
+    rewardModel: {colocateWith: none, gpusPerReplica: 4}
+  pods:
+  - tolerations: [{key: a, effect: NoExecute}]
+    env: [{name: A, value: b}, {name: C, secret: {name: s, key: k}}]
+    volumes:
+    - {claimName: a, mountPath: /data}
+    - {configMap: b, mountPath: /b}
+    - {secret: c, mountPath: /c}
+    topologySpread: [{topologyKey: zone}]
+  scheduling: {type: volcano, volcano: {queue: q}}
+  rollout: {validation: {temperature: 0.5, samples: 4}}
+  steps: {total: 40, validateEvery: 4}
+  checkpoint:
+    every: 8
+    volume: {claimName: a}
+    best: {metric: val-core/a/acc/mean@1}
+"""
+)
 """What other fields hang on, and text that has to fit other text."""
 
 NUMBERS = (0, 1, 2, 4, 8, 16, 0.5, 1.5, 1_024, 100_000, 2_048)
@@ -161,3 +144,12 @@ def _values(shape: Shape) -> Iterator[Any]:
         yield from ([value] * times for value in _values(shape.item))
     else:
         yield placeholder(shape)
+
+
+def field_paths(text: str) -> set[str]:
+    """Paths that lines of a section and names in it stand for; comments begin with #."""
+    found: set[str] = set()
+    for line in text.splitlines():
+        section, _, names = line.partition("#")[0].partition(": ")
+        found |= {f"{section}.{name}" for name in names.split()}
+    return found

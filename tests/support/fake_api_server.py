@@ -16,8 +16,6 @@ TOKEN = "let-me-in"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client has asked."""
-
     method: str
     path: str
     query: dict[str, str]
@@ -27,10 +25,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it is answered: a JSON value, a body as it is, or parts of a text that come one by one.
-
-    A status of 0 cuts the connection; with -1 nothing is ever said.
-    """
+    """A JSON value, a body as it is, or parts of it in turn; status 0 cuts, and -1 is silent."""
 
     status: int = 200
     value: Any = None
@@ -43,7 +38,6 @@ Route = Answer | Callable[[Request], Answer]
 
 
 def refusal(status: int, message: str) -> Answer:
-    """A refusal as an API server words it."""
     return Answer(status, {"kind": "Status", "code": status, "message": message})
 
 

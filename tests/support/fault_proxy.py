@@ -65,10 +65,7 @@ class Strike:
 
 
 class FaultProxy:
-    """The proxy; use as a context manager.
-
-    `behind` is the kubeconfig of the API server; `folder` takes the one that leads to the proxy.
-    """
+    """A context: `behind` is the API server's kubeconfig, `folder` takes the one of the proxy."""
 
     def __init__(self, behind: Path, folder: Path) -> None:
         self.folder = folder

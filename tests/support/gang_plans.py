@@ -6,25 +6,15 @@ from operator_jobs import NO_STATUS, UID, make_job
 from operator_plans import all_pods, claim, look, made
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator import state
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.state import (
-    Child,
-    GangFacts,
-    GangKind,
-    Job,
-    Manifest,
-    Observed,
-    Placement,
-    Plan,
-    Pod,
-)
 
 KUEUE: dict[str, Any] = {"type": "kueue", "kueue": {"queueName": "team-a"}}
 VOLCANO: dict[str, Any] = {"type": "volcano", "volcano": {"queue": "research"}}
 COSCHEDULING: dict[str, Any] = {"type": "coscheduling"}
 WORKLOAD: dict[str, Any] = {"type": "workload"}
-QUEUED: GangKind = "Workload.kueue.x-k8s.io"
-FLAVOR = Placement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))
+QUEUED: state.GangKind = "Workload.kueue.x-k8s.io"
+FLAVOR = state.Placement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))
 ADMISSION = {
     "clusterQueue": "everybody",
     "podSetAssignments": [
@@ -38,28 +28,28 @@ ADMITTED = ("Admitted", "True", "Admitted", "")
 EVICTED = ("Evicted", "True", "Preempted", "to make room for sum-2")
 
 
-def facts(**fields: Any) -> GangFacts:
+def facts(**fields: Any) -> state.GangFacts:
     """Everything is served, and there is one flavor."""
     served = frozenset(kind for gang in GANGS.values() for kind in gang.kinds)
-    return GangFacts(**{"served": served, "flavors": {"h200": FLAVOR}, **fields})
+    return state.GangFacts(**{"served": served, "flavors": {"h200": FLAVOR}, **fields})
 
 
-def queued_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
+def queued_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> state.Job:
     return make_job(status, **{"scheduling": KUEUE, **changes})
 
 
-def admission_of(planned: Plan, job: Job) -> tuple[str, str, str]:
+def admission_of(planned: state.Plan, job: state.Job) -> tuple[str, str, str]:
     """Status, reason and message of the condition Admitted."""
     found = claim(planned.status or job.status, "Admitted")
     return found.status, found.reason, found.message
 
 
-def child(manifest: Manifest, kind: GangKind = QUEUED) -> Child:
+def child(manifest: state.Manifest, kind: state.GangKind = QUEUED) -> state.Child:
     """An object of the job as the operator knows it."""
-    return Child(kind, manifest["metadata"]["name"], "uid-gang", UID, False, manifest)
+    return state.Child(kind, manifest["metadata"]["name"], "uid-gang", UID, False, manifest)
 
 
-def answered(job: Job, *conditions: tuple[str, str, str, str], **status: Any) -> Child:
+def answered(job: state.Job, *conditions: tuple[str, str, str, str], **status: Any) -> state.Child:
     """The job's Workload with what Kueue has written into it."""
     (workload,) = made(look(job, seen()), "Workload")
     told = [
@@ -70,17 +60,17 @@ def answered(job: Job, *conditions: tuple[str, str, str, str], **status: Any) ->
     return child({**workload, "status": {"conditions": told, **status}})
 
 
-def admitted(job: Job, *more: tuple[str, str, str, str], **status: Any) -> Child:
+def admitted(job: state.Job, *more: tuple[str, str, str, str], **status: Any) -> state.Child:
     return answered(job, RESERVED, ADMITTED, *more, admission=ADMISSION, **status)
 
 
-def seen(*children: Child, pods: tuple[Pod, ...] = (), **fields: Any) -> Observed:
+def seen(*children: state.Child, pods: tuple[state.Pod, ...] = (), **fields: Any) -> state.Observed:
     """What is there, where everything is served."""
     by_name = {(one.kind, one.name): one for one in children}
-    return Observed(**{"children": by_name, "pods": pods, "gangs": facts(), **fields})
+    return state.Observed(**{"children": by_name, "pods": pods, "gangs": facts(), **fields})
 
 
-def four_pods(**fields: Any) -> tuple[Pod, ...]:
+def four_pods(**fields: Any) -> tuple[state.Pod, ...]:
     """The pods of the job, which no StatefulSet owns."""
     return all_pods(owner_uid="", **fields)
 

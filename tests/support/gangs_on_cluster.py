@@ -39,10 +39,7 @@ def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
 def fake_nodes(
     cluster: Cluster, labels: Mapping[str, Mapping[str, str]], room: Mapping[str, str], **spec: Any
 ) -> Iterator[None]:
-    """More nodes, by their names, each with so much room.
-
-    kwok keeps them ready where it plays the node; else the control plane waits 40 s for kubelets.
-    """
+    """More nodes with so much room, kept ready by kwok, or for 40 s where none plays a node."""
     real = cluster.get("nodes")["items"][0]["metadata"]["name"]
     size = {"cpu": "1", "memory": "4Gi", "pods": "20", **room}
     ready = [{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}]
@@ -62,7 +59,6 @@ def nodes(cluster: Cluster, name: str) -> list[str]:
 
 
 def admitted(cluster: Cluster, name: str) -> dict[str, str]:
-    """The condition Admitted of a job."""
     conditions = cluster.get("ppojob", name).get("status", {}).get("conditions", ())
     return next((one for one in conditions if one["type"] == "Admitted"), {})
 
@@ -107,10 +103,7 @@ def place_as_a_whole(
     why: str,
     look_again: Callable[[Cluster, str], None] = lambda *_: None,
 ) -> None:
-    """Apply a job that fits but for one GPU: no pod has a node, and it is said why; then all have.
-
-    `group` is the kind of its PodGroup, which is gone while the job is suspended, and behind it.
-    """
+    """A job that lacks one GPU has no pod on a node, and says why; then all have one."""
     roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
     whole = gang("whole", scheduling, roles=roles, pods=[{**SMALL, "gpuResource": gpu}])
     with node_gpus.offered(cluster, 1, resource=gpu):

@@ -68,7 +68,6 @@ class Hostile:
 
     @property
     def id(self) -> str:
-        """For the test's name."""
         return f"{self.kind}: {self.name}"
 
     @property
@@ -77,7 +76,6 @@ class Hostile:
         return FUNCTION if self.kind == "hack function" else PROGRAM
 
     def response(self, place: dict[str, object]) -> str:
-        """What a model says."""
         code = self.code
         for name, value in place.items():
             code = code.replace(f"@{name}@", str(value))
@@ -139,7 +137,6 @@ class Surroundings:
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[Surroundings]:
-    """Make them; everybody may write there."""
     with tempfile.TemporaryDirectory(prefix="reachable-") as top, socket.socket() as port:
         folder, file, path = Path(top) / "folder", Path(top) / "file", Path(top) / "socket"
         folder.mkdir()

@@ -40,7 +40,6 @@ class Run:
         return self
 
     def logs(self) -> str:
-        """The last lines of all pods' logs."""
         return "\n".join(
             f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:])
             for log in sorted((self.output / "logs").glob("*.log"))

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import tiny_jobs
 
-from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.well_known import RoleName
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rows.batch_index import BatchIndex
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def grpo_spec(prompts: int, samples: int) -> PPOJobSpec:
-    """The spec of a small job."""
     return PPOJobSpec.model_validate(
         {
             "model": {"path": "models/m"},
@@ -56,7 +53,7 @@ def ask(worker: "ActorRolloutWorker", method: object, request: object) -> Any:
 def pod_of(folder: Path, role: RoleName, **changes: object) -> PodEnvironment:
     """The first pod of a role of a tiny job, whose files lie in a folder."""
     return PodEnvironment(
-        config=resolve(load_job(tiny_jobs.write_manifest(folder, folder, **changes))),
+        config=tiny_jobs.config_of(folder, **changes),
         role=role,
         pod_index=0,
         address="127.0.0.1",

@@ -1,7 +1,4 @@
-"""What takes minutes to make and is only read, made by one of the workers for all of them.
-
-Workers that have run out of tests take those of others, also of a file whose fixture is being made.
-"""
+"""What takes minutes to make and is only read, made by one of the test workers for all of them."""
 
 import fcntl
 import os

@@ -27,8 +27,4 @@ def shared_by_pods(folder: Path, pods: int) -> dict[str, str]:
     name = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     names = [name[: len(name) - shorter] for shorter in range(pods)]
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {
-        "CUDA_VISIBLE_DEVICES": ",".join(names),
-        "NCCL_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": path,
-    }
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names), "NCCL_SOCKET_IFNAME": "lo", "PYTHONPATH": path}

@@ -26,7 +26,6 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        """A new operator, which knows nothing."""
         self.cache = Cache(lambda _: None)
         self.reconciler = Reconciler(self.cluster, self.cache, SETTINGS)
 

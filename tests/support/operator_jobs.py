@@ -64,7 +64,6 @@ def children_of(job: Job) -> dict[tuple[ChildKind, str], Child]:
 
 
 def config_digest(job: Job) -> str:
-    """Digest of what the pods of a job run."""
     return pod_config(job, job.manifest).digest
 
 

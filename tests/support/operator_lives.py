@@ -24,11 +24,7 @@ PATIENCE_SECONDS = 600.0
 
 
 class Kubelet:
-    """Starts a replica, behind a proxy, again whenever it has ended, until told to stop.
-
-    Each life ends at the write that `strike` numbers, before or behind it; after `most` such lives
-    the next one goes on.
-    """
+    """Starts a replica whenever it has ended, `most` times at the write that `strike` numbers."""
 
     def __init__(
         self,
@@ -74,7 +70,6 @@ class Kubelet:
 
 @contextlib.contextmanager
 def undisturbed(cluster: Cluster, logs: Path) -> Iterator[Operator]:
-    """An operator to which nothing happens."""
     operator = Operator(cluster, logs, "undisturbed")
     try:
         yield operator
@@ -93,7 +88,6 @@ def wait(cluster: Cluster, reason: str, number: int) -> None:
 
 
 def gone(cluster: Cluster) -> None:
-    """Delete the job `sum`, and wait until its objects are gone as well."""
     cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
 
 

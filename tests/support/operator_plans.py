@@ -69,7 +69,6 @@ def actions(planned: Plan, kind: type = object) -> list[Any]:
 
 
 def kinds(planned: Plan) -> list[str]:
-    """The kinds of what a plan does, in its order."""
     return [
         f"Create {one.manifest['kind']}" if isinstance(one, Create) else type(one).__name__
         for one in actions(planned)
@@ -85,5 +84,4 @@ def deleted(planned: Plan) -> list[str]:
 
 
 def told(planned: Plan) -> list[str]:
-    """Reasons of the events that a plan emits."""
     return [one.reason for one in actions(planned, Emit)]

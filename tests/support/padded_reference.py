@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_phase import generate
 from tiny_models import NAMES, PATCH, PICTURE, turned
 from torch import Tensor
 from transformers import Gemma4UnifiedForConditionalGeneration, PreTrainedModel
@@ -29,11 +30,15 @@ from ppojob_trainer.data.media.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.models.architectures import HEAD
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.vision_tower import tower_inputs
+from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.vision_tower import attach_tower, tower_inputs
 from ppojob_trainer.models.weight_files import own_name
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience
 
 _PROCESSORS = (
@@ -143,10 +148,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
-    """What `Lfm2VlImageProcessor`, which wants torchvision, makes of the tiles of pictures.
-
-    Each is padded to the patches of the largest.
-    """
+    """Tiles, padded to the largest, as by `Lfm2VlImageProcessor`, which wants torchvision."""
     inputs = [tower_inputs(opened(one), form) for one in files]
     shapes = torch.cat([one["spatial_shapes"] for one in inputs])
     lengths = shapes.prod(dim=-1).tolist()
@@ -157,10 +159,7 @@ def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def _joined(patches: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """The patches (b, n, p p 3) of pictures as `Gemma4UnifiedImageProcessor` joins them, 2 by 2.
-
-    transformers has that class for torchvision alone.
-    """
+    """Patches (b, n, p p 3), joined 2 by 2 as by `Gemma4UnifiedImageProcessor`."""
     side, most, found = 2 * PATCH, patches.shape[1] // 4, {}
     for own, places in zip(patches, positions, strict=True):
         across, down = (places.amax(dim=0) + 1).tolist()
@@ -287,6 +286,65 @@ def as_the_whole(
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
     assert relative_difference(ours, named) < 4e-5
     return got
+
+
+def critic_as_the_whole(
+    folder: Path,
+    whole: PreTrainedModel,
+    rows: Experience,
+    logits: Callable[[Tensor, bytes, Tensor], Tensor],
+) -> None:
+    """A critic whose head is a row of the output layer values a token by its logit.
+
+    `logits` are those of the whole model, of a prompt, what it shows and a response.
+    """
+    critic = load_model(folder, kind=CRITIC)
+    assert not critic.score.weight.any()
+    use_packed_attention(critic)
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    with torch.no_grad():
+        critic.score.weight.copy_(whole.lm_head.weight[7:8])
+        values = packed_pass(critic, ValueHead(), rows).outputs[0]
+        expected = torch.cat(
+            [
+                logits(rows.prompts[group], rows.pictures[group], response)[:, 7]
+                for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+            ]
+        )
+    if (cap := getattr(critic.config, "final_logit_softcapping", None)) is not None:
+        values = cap * torch.tanh(values / cap)  # of logits alone
+    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
+
+
+def engine_as_the_whole(
+    folder: Path,
+    prompts: Sequence[tuple[Sequence[int], bytes]],
+    logprobs: Callable[[Tensor, bytes, Tensor], Tensor],
+    ends: tuple[int, ...],
+    rtol: float = 0.0,
+) -> list[tuple[Request, Finished]]:
+    """Two rows of each prompt that the engine of transformers draws as a whole model would.
+
+    Args:
+        ends: The tokens of what is shown, which the whole model would take for more of it.
+    """
+    form, model = read_form(folder), load_model(folder)
+    assert form is not None
+    attach_tower(model, folder, torch.float32, torch.device("cpu"))
+    engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=ends)
+    requests = [
+        Request(f"{n}/{sample}", tuple(form.expanded(ids, shown)), sampling, sample, pictures=shown)
+        for n, (ids, shown) in enumerate(prompts)
+        for sample in range(2)
+    ]
+    drawn = [*zip(requests, generate(engine, requests), strict=True)]
+    for request, row in drawn:
+        prompt, response = torch.tensor(request.prompt), torch.tensor(row.tokens)
+        with torch.no_grad():
+            expected = logprobs(prompt, request.pictures, response)
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=rtol, atol=1e-5)
+    return drawn
 
 
 def read_ids(rows: Experience) -> list[Tensor]:

@@ -43,10 +43,7 @@ async def beside(work: Coroutine[Any, Any, Any]) -> AsyncIterator["asyncio.Task[
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop that waits for no time: where nothing else is to be done, its clock goes on.
-
-    So a slow machine changes nothing, and minutes take none.
-    """
+    """An event loop whose clock goes on where nothing else is to be done."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -179,10 +179,7 @@ class Volcano(Controller):
 
 
 class Coscheduling(Controller):
-    """The second scheduler of the chart of scheduler-plugins, with its plugin Coscheduling alone.
-
-    The controller of its PodGroups, which writes their phases, does not run: nobody reads them.
-    """
+    """The second scheduler of scheduler-plugins; the controller of its PodGroups does not run."""
 
     _ACCOUNT = "scheduler-plugins-scheduler"
     _NAMESPACE = "coscheduling"

@@ -6,7 +6,6 @@ from ppojob_trainer.supervisor.pod import PodPlan
 
 
 def pod_plan(role: str, **changes: Any) -> PodPlan:
-    """A pod of one rank, the first of its role."""
     plan: dict[str, Any] = {
         "pod": 0,
         "ranks": 1,

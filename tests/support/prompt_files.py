@@ -71,7 +71,6 @@ class PromptFiles:
         return self.columns(name, pa.Table.from_pylist(list(rows)), **options)
 
     def columns(self, name: str, table: pa.Table, **options: object) -> Path:
-        """Write a parquet file of a table that is made already."""
         pq.write_table(table, self.folder / name, **options)
         return self.folder / name
 
@@ -110,7 +109,11 @@ class PromptFiles:
         return [line.replace(f"{self.folder}/", "") for line in report.warnings]
 
     def open(
-        self, *paths: Path | str, max_rows: int | None = None, **settings: object
+        self,
+        *paths: Path | str,
+        max_rows: int | None = None,
+        given: GivenType | None = None,
+        **settings: object,
     ) -> PromptDataset:
         spec = self.spec(*paths, **settings)
-        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows)
+        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows, given=given)

@@ -34,10 +34,7 @@ def mxfp4(weight: Tensor) -> Made:
 
 
 def fp8_blocks(weight: Tensor, height: int = 24, width: int = 40) -> Made:
-    """Blocks that end beyond the last row and column, in the words of DeepSeek-V3's own code.
-
-    transformers takes whole blocks alone: with those it says the same (`test_quantised.py`).
-    """
+    """Blocks that end beyond the last row and column, as in DeepSeek-V3's code."""
     rows, columns = weight.shape
     scales = torch.empty(math.ceil(rows / height), math.ceil(columns / width))
     values, whole = torch.empty_like(weight, dtype=FP8), torch.empty_like(weight)
@@ -83,12 +80,8 @@ def packed(weight: Tensor) -> Made:
     return {"_packed": words, "_scale": scale, ":.weight_shape": shape}, whole
 
 
-def _group(**weights: object) -> dict[str, object]:
-    return {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
-
-
 def _compressed(kind: str, **weights: object) -> dict[str, object]:
-    groups = {"group_0": _group(**weights)}
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
 
 
@@ -124,11 +117,7 @@ FORMS: Mapping[str, tuple[Callable[[Tensor], Made], str, Mapping[str, object]]] 
 
 
 def quantise(folder: Path, form: str, twin: Path) -> list[str]:
-    """Quantise a folder, and write beside it the one of the same numbers that is not.
-
-    Returns:
-        The names of the tensors that were quantised.
-    """
+    """Quantise a folder beside a twin of the same numbers; answers the names of such tensors."""
     make, pattern, section = FORMS[form]
     weights, whole, names = {}, {}, []
     torch.manual_seed(1)

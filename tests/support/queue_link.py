@@ -66,7 +66,6 @@ class QueueLink:
 
 
 def all_at_once(shared: Queues, *acts: Callable[[QueueLink], object]) -> list[object]:
-    """What each member's act returns."""
     with ThreadPoolExecutor(len(acts)) as threads:
         links = [QueueLink(shared, member) for member in range(len(acts))]
         futures = [threads.submit(act, link) for act, link in zip(acts, links, strict=True)]

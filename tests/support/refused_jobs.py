@@ -67,7 +67,6 @@ class RefusedJob:
         return [line for line in lines if not line.startswith("warning: ")]
 
     def bare(self, text: str) -> str:
-        """A text without folders and the user's number."""
         for folder in (self.files, self.folder):
             text = text.replace(f"{folder}/", "").replace(str(folder), ".")
         return re.sub(r"as uid \d+ in [^;]*", "as uid UID in CWD", text)

@@ -31,7 +31,6 @@ def _own_host() -> str:
 
 @pytest.fixture
 def rings(tmp_path: Path) -> dict[str, KeyRing]:
-    """The key rings of one job."""
     write_key_folders(tmp_path / "keys", ROLES)
     return {role: read_key_ring(tmp_path / "keys" / role, role) for role in ROLES}
 
@@ -59,7 +58,6 @@ def serve(rings: dict[str, KeyRing]) -> Iterator[Callable[..., Peer]]:
 
 @pytest.fixture
 def free_peer() -> Peer:
-    """An address at which nobody listens."""
     return Peer("nobody", _own_host(), next(_ports), "actorRollout")
 
 

@@ -14,6 +14,8 @@ from patience import eventually
 
 from ppojob_trainer.metrics.names import UNREPEATABLE_PREFIXES, find
 
+Weights = dict[str, Any]
+
 
 def is_repeatable(key: str) -> bool:
     """Whether two runs with one seed must agree in a key of metrics.jsonl."""
@@ -42,6 +44,15 @@ def export(output: Path, model: Path, *options: str) -> None:
     from ppojob_cli.main import main
 
     main(["export", str(output), "--output", str(model), *options], standalone_mode=False)
+
+
+def kept(model: Path, output: Path) -> tuple[Weights, Weights, set[str]]:
+    """The weights of a model, those of a run's export, and the names of those that are the same."""
+    from safetensors.torch import load_file
+
+    before, after = (load_file(one / "model.safetensors") for one in (model, output / "export"))
+    assert after.keys() == before.keys()
+    return before, after, {name for name in before if after[name].equal(before[name])}
 
 
 def unnamed(records: list[dict[str, float]]) -> set[str]:

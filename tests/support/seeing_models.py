@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_models import (
     AROUND_POOLED,
     BEGIN_SQUARE,
@@ -35,102 +36,67 @@ from tiny_models import (
     save_tokenizer,
     write_model,
 )
-from transformers import (
-    Gemma3ForConditionalGeneration,
-    Gemma4ForConditionalGeneration,
-    Gemma4UnifiedForConditionalGeneration,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    GlmOcrForConditionalGeneration,
-    Idefics3ForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Lfm2VlForConditionalGeneration,
-    LightOnOcrForConditionalGeneration,
-    Mistral3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
 
 
-class ToldGemma4ForConditionalGeneration(Gemma4ForConditionalGeneration):  # type: ignore[misc]
-    """As E2B and E4B, whose layers are told of tokens, and share keys, and see nothing ahead."""
+def whole_class(kind: str) -> type[PreTrainedModel]:
+    """transformers' class of a model with a tower, by its `model_type`; of Gemma 4 see `TOLD`."""
+    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[kind.removesuffix("_told")]
+    found: type[PreTrainedModel] = getattr(transformers, name)
+    return found
 
 
 SEEING = {
-    "seeing": Qwen2_5_VLForConditionalGeneration,
-    "seeing_3": Qwen3VLForConditionalGeneration,
-    "seeing_caller": Qwen2_5_VLForConditionalGeneration,
-    "seeing_tiles": InternVLForConditionalGeneration,
-    "seeing_lines": Mistral3ForConditionalGeneration,
-    "seeing_squares": Gemma3ForConditionalGeneration,
-    "seeing_crops": SmolVLMForConditionalGeneration,
-    "seeing_pooled": Gemma4ForConditionalGeneration,
-    "seeing_told": ToldGemma4ForConditionalGeneration,
-    "seeing_splits": Lfm2VlForConditionalGeneration,
+    "seeing": "qwen2_5_vl",
+    "seeing_3": "qwen3_vl",
+    "seeing_caller": "qwen2_5_vl",
+    "seeing_glm": "glm4v_moe",
+    "seeing_tiles": "internvl",
+    "seeing_lines": "mistral3",
+    "seeing_squares": "gemma3",
+    "seeing_crops": "smolvlm",
+    "seeing_pooled": "gemma4",
+    "seeing_told": "gemma4_told",
+    "seeing_splits": "lfm2_vl",
 }
 """Models that see pictures, by what the command line calls them."""
-DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
+DEEP = {"qwen3_vl", "qwen3_vl_moe"}
 """With a tower that also says what is added behind layers."""
-QWEN3_5 = {Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration}
+QWEN3_5 = {"qwen3_5", "qwen3_5_moe"}
 TIMED = DEEP | QWEN3_5
 """Which are told the time of a video in text."""
-VIDEOS = {Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration, *TIMED}
-FILMED = [
-    Qwen2VLForConditionalGeneration,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-]
+VIDEOS = {"qwen2_vl", "qwen2_5_vl", *TIMED}
+FILMED = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 """Of `VIDEOS`, those without experts."""
 GLM = {
-    Glm4vForConditionalGeneration: "Glm4vImageProcessor",
-    Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
-    GlmOcrForConditionalGeneration: "Glm46VImageProcessor",
+    "glm4v": "Glm4vImageProcessor",
+    "glm4v_moe": "Glm46VImageProcessor",
+    "glm_ocr": "Glm46VImageProcessor",
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
-CROPPED = {
-    Idefics3ForConditionalGeneration: "Idefics3ImageProcessor",
-    SmolVLMForConditionalGeneration: "SmolVLMImageProcessorFast",
-}
+CROPPED = {"idefics3": "Idefics3ImageProcessor", "smolvlm": "SmolVLMImageProcessorFast"}
 """Which cut pictures into squares that have names, with their processors."""
-THREE_WAYS = [
-    Qwen2VLForConditionalGeneration,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeForConditionalGeneration,
-    *GLM,
-]
+THREE_WAYS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", *GLM]
 """Whose places in a picture are counted three ways: of time, down and across."""
-POOLED = [
-    Gemma4UnifiedForConditionalGeneration,
-    Gemma4ForConditionalGeneration,
-    ToldGemma4ForConditionalGeneration,
-]
+POOLED = ["gemma4_unified", "gemma4", "gemma4_told"]
 """Whose pictures keep their shapes, with up to 70 tokens each."""
 
 MARKS = {
     **dict.fromkeys(CROPPED, CROPS),
-    InternVLForConditionalGeneration: ("<img>", "</img>"),
-    Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
-    LightOnOcrForConditionalGeneration: UNUSED,
-    Lfm2VlForConditionalGeneration: SPLITS,
-    Gemma3ForConditionalGeneration: (BEGIN_SQUARE, END_SQUARE),
+    "internvl": ("<img>", "</img>"),
+    "mistral3": ("[IMG_BREAK]", "[IMG_END]"),
+    "lighton_ocr": UNUSED,
+    "lfm2_vl": SPLITS,
+    "gemma3": (BEGIN_SQUARE, END_SQUARE),
     **dict.fromkeys(POOLED, AROUND_POOLED),
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
-AS_OTHERS = {GlmOcrForConditionalGeneration, LightOnOcrForConditionalGeneration}
+AS_OTHERS = {"glm_ocr", "lighton_ocr"}
 """Of these, the ones that see by the code of GLM-4.1V and Mistral Small 3."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
@@ -155,41 +121,36 @@ TOLD = {
 }
 TOLD |= {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 128}
 TOLD |= {"use_bidirectional_attention": None}
+"""As E2B and E4B, whose layers are told of tokens, and share keys, and see nothing ahead."""
 TEXTS = {
-    InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
-    Mistral3ForConditionalGeneration: PLAIN,
-    LightOnOcrForConditionalGeneration: {**PLAIN, "model_type": "qwen3", "head_dim": 32},
-    Lfm2VlForConditionalGeneration: {
-        **{**PLAIN, **CONVOLUTIONS},
-        **{"model_type": "lfm2", "block_multiple_of": 8},
-    },
-    Gemma3ForConditionalGeneration: IN_WINDOWS,
-    Gemma4UnifiedForConditionalGeneration: {**OF_GEMMA4, "model_type": "gemma4_unified_text"},
-    Gemma4ForConditionalGeneration: OF_GEMMA4,
-    ToldGemma4ForConditionalGeneration: {**OF_GEMMA4, **TOLD},
+    "internvl": {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
+    "mistral3": PLAIN,
+    "lighton_ocr": {**PLAIN, "model_type": "qwen3", "head_dim": 32},
+    "lfm2_vl": {**PLAIN, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8},
+    "gemma3": IN_WINDOWS,
+    "gemma4_unified": {**OF_GEMMA4, "model_type": "gemma4_unified_text"},
+    "gemma4": OF_GEMMA4,
+    "gemma4_told": {**OF_GEMMA4, **TOLD},
     **{kind: {**PLAIN, "model_type": "llama"} for kind in CROPPED},
 }
 """Of those whose tokens of pictures are counted as those of text, what their text is."""
 TILE = 4 * PATCH
 
 
-def save_seeing_model(
-    folder: Path,
-    model_class: type[PreTrainedModel] = Qwen2_5_VLForConditionalGeneration,
-    **changes: object,
-) -> PreTrainedModel:
+def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object) -> PreTrainedModel:
     """Write a model with a vision tower, as transformers has it; `changes` are of the rest."""
-    sizes = {**_seeing_sizes(model_class), **changes}
-    if model_class in DEEP:
+    sizes = {**_seeing_sizes(kind), **changes}
+    if kind in DEEP:
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    if model_class in POOLED:
+    if kind in POOLED:
         # The last layer sees all; so does one before it, of which what is behind reads pictures.
         kinds = ["sliding_attention", "full_attention"] * 2
         sizes["layer_types"] = kinds[-int(str(sizes["num_hidden_layers"])) :]
+    model_class = whole_class(kind)
     config = model_class.config_class(
-        **_token_ids(model_class),
+        **_token_ids(kind),
         text_config=sizes,
-        vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
+        vision_config=_tower_sizes(kind, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
         tie_word_embeddings=sizes.get("tie_word_embeddings", False),
     )
@@ -198,30 +159,30 @@ def save_seeing_model(
     draw_corrections(model)
     _draw_more(model)
     write_model(folder, model)
-    (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
-    if model_class is Gemma3ForConditionalGeneration:
+    (folder / "preprocessor_config.json").write_text(json.dumps(_processor(kind)))
+    if kind == "gemma3":
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
-    if model_class in CROPPED:
+    if kind in CROPPED:
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
-    if model_class in TIMED:
+    if kind in TIMED:
         size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 128 * PATCH**2}
         settings = json.dumps({"patch_size": PATCH, "size": size})
         (folder / "video_preprocessor_config.json").write_text(settings)
-    if model_class in MARKS:
-        save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[model_class]])
+    if kind in MARKS:
+        save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[kind]])
     return model
 
 
-def _token_ids(model_class: type[PreTrainedModel]) -> dict[str, int]:
+def _token_ids(kind: str) -> dict[str, int]:
     """What config.json says of a picture's tokens beside the one that stands for it."""
     first = len(NAMES)
-    if model_class in VIDEOS:
+    if kind in VIDEOS:
         return {"video_token_id": NAMES.index(VIDEO)}
-    if model_class is Gemma3ForConditionalGeneration:
+    if kind == "gemma3":
         return {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
-    if model_class is Lfm2VlForConditionalGeneration:
+    if kind == "lfm2_vl":
         return {"projector_hidden_size": 24}
-    return {"boi_token_id": first, "eoi_token_id": first + 1} if model_class in POOLED else {}
+    return {"boi_token_id": first, "eoi_token_id": first + 1} if kind in POOLED else {}
 
 
 def _draw_more(model: PreTrainedModel) -> None:
@@ -236,7 +197,7 @@ def _draw_more(model: PreTrainedModel) -> None:
             buffer.fill_(0.5 if name.endswith("_max") else -0.5)
 
 
-def tried(kinds: Iterable[type[PreTrainedModel]]) -> list[Any]:
+def tried(kinds: Iterable[str]) -> list[Any]:
     """Parameters of a test, of which those that see as others are tried with `-m long` alone."""
     return [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in kinds]
 
@@ -250,111 +211,111 @@ def form_of(folder: Path) -> PictureForm:
 
 def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:
     """Write a model that a tiny job trains, with its tokenizer; `kind` is one of `SEEING`."""
-    model_class = SEEING[kind]
+    model = SEEING[kind]
     changes = {**WIDE_HEADS, "attention_dropout": dropout, "tie_word_embeddings": True}
-    names = [*NAMES, *MARKS.get(model_class, ())]
-    changes |= TEXTS.get(model_class, {})
+    names = [*NAMES, *MARKS.get(model, ())]
+    changes |= TEXTS.get(model, {})
     if kind == "seeing_caller":
         names += ZOOMS
-    save_seeing_model(folder, model_class, vocab_size=len(names), **changes)
+    save_seeing_model(folder, model, vocab_size=len(names), **changes)
     save_tokenizer(folder, template=VIDEO_TEMPLATE, names=names)
 
 
-def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
+def _processor(kind: str) -> dict[str, object]:
     """What is said of pictures, as folders of the hub have it."""
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
     least, most = 4 * PATCH**2, 64 * PATCH**2
-    if model_class is InternVLForConditionalGeneration:
+    if kind == "internvl":
         tile = {"height": TILE, "width": TILE}
-        kind = "GotOcr2ImageProcessorFast"
-        return {"image_processor_type": kind, "size": tile, "max_patches": 4} | {
+        name = "GotOcr2ImageProcessorFast"
+        return {"image_processor_type": name, "size": tile, "max_patches": 4} | {
             "crop_to_patches": False  # which the model's processor asks for all the same
         }
-    if model_class in (Mistral3ForConditionalGeneration, LightOnOcrForConditionalGeneration):
+    if kind in ("mistral3", "lighton_ocr"):
         return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
             "size": {"longest_edge": 16 * PATCH}
         }
-    if model_class is Lfm2VlForConditionalGeneration:
+    if kind == "lfm2_vl":
         limits = {"min_image_tokens": 2, "max_image_tokens": 6, "max_pixels_tolerance": 1.5}
         limits |= {"max_tiles": 4, "tile_size": TILE, "encoder_patch_size": PATCH}
         return {"image_processor_type": "Lfm2VlImageProcessorFast", **limits}
-    if model_class is Gemma3ForConditionalGeneration:
+    if kind == "gemma3":
         size = {"height": TILE, "width": TILE}
         return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
-    if model_class in POOLED:
+    if kind in POOLED:
         pooled = {"patch_size": PATCH, "pooling_kernel_size": 2, "max_soft_tokens": 70}
-        is_joined = model_class is Gemma4UnifiedForConditionalGeneration
-        kind = "Gemma4UnifiedImageProcessor" if is_joined else "Gemma4ImageProcessor"
-        return {"image_processor_type": kind, **pooled}
-    if model_class in CROPPED:
+        is_joined = kind == "gemma4_unified"
+        name = "Gemma4UnifiedImageProcessor" if is_joined else "Gemma4ImageProcessor"
+        return {"image_processor_type": name, **pooled}
+    if kind in CROPPED:
         size = {"size": {"longest_edge": 2 * TILE}, "max_image_size": {"longest_edge": TILE}}
-        return {"image_processor_type": CROPPED[model_class], **size}
-    if model_class in GLM:  # of two frames
-        processor["image_processor_type"] = GLM[model_class]
+        return {"image_processor_type": CROPPED[kind], **size}
+    if kind in GLM:  # of two frames
+        processor["image_processor_type"] = GLM[kind]
         return processor | {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
     return processor | {"min_pixels": least, "max_pixels": most}
 
 
-def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
+def _seeing_sizes(kind: str) -> dict[str, object]:
     """Of the language model of one that sees pictures."""
     sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
-    if model_class is Qwen3VLMoeForConditionalGeneration:
+    if kind == "qwen3_vl_moe":
         sizes |= {**MIXTURE, "moe_intermediate_size": 24}
-    if model_class in MARKS:
-        vocabulary = len(NAMES) + len(MARKS[model_class])
-        return {**sizes, "vocab_size": vocabulary, **TEXTS[model_class]}
-    if model_class in QWEN3_5:
+    if kind in MARKS:
+        vocabulary = len(NAMES) + len(MARKS[kind])
+        return {**sizes, "vocab_size": vocabulary, **TEXTS[kind]}
+    if kind in QWEN3_5:
         sizes |= {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}
-    if model_class is Qwen3_5MoeForConditionalGeneration:
+    if kind == "qwen3_5_moe":
         sizes |= {**MIXTURE, "shared_expert_intermediate_size": 40}
-    if model_class in GLM:
+    if kind in GLM:
         sizes |= {"rope_parameters": HALF_ROTATED, "pad_token_id": 0}
-    if model_class is Glm4vForConditionalGeneration:  # whose heads have the width of the states
+    if kind == "glm4v":  # whose heads have the width of the states
         sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    if model_class is Glm4vMoeForConditionalGeneration:
+    if kind == "glm4v_moe":
         sizes |= {**CORRECTED, "head_dim": 16}
-    if model_class is GlmOcrForConditionalGeneration:
+    if kind == "glm_ocr":
         sizes |= {"head_dim": 16}
     return sizes
 
 
-def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str, object]:
-    if model_class is InternVLForConditionalGeneration:
+def _tower_sizes(kind: str, hidden: object) -> dict[str, object]:
+    if kind == "internvl":
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_scale_init_value": 0.5}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"image_size": [TILE, TILE], "patch_size": [PATCH, PATCH]}
-    if model_class in (Mistral3ForConditionalGeneration, LightOnOcrForConditionalGeneration):
+    if kind in ("mistral3", "lighton_ocr"):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
-    if model_class is Gemma3ForConditionalGeneration:
+    if kind == "gemma3":
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
-    if model_class in (*CROPPED, Lfm2VlForConditionalGeneration):
+    if kind in (*CROPPED, "lfm2_vl"):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"initializer_range": 0.2, "num_patches": 16, "vision_use_head": False}
-    if model_class is Gemma4UnifiedForConditionalGeneration:
+    if kind == "gemma4_unified":
         tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}
         return tower | {"mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 70}
-    if model_class in POOLED:
+    if kind in POOLED:
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         tower |= {"num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2}
-        is_small = model_class is ToldGemma4ForConditionalGeneration
+        is_small = kind == "gemma4_told"
         tower |= {"standardize": not is_small, "use_clipped_linears": is_small}
         return tower | {"position_embedding_size": 140}
     tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
-    if model_class is Qwen2VLForConditionalGeneration:
+    if kind == "qwen2_vl":
         return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}
     tower |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": hidden}
-    if model_class is Qwen2_5_VLForConditionalGeneration:
+    if kind == "qwen2_5_vl":
         windows = {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
         return tower | windows | {"tokens_per_second": 2}
     tower |= {"initializer_range": 0.2}  # large enough for what is said behind layers to matter
-    if model_class in GLM:
+    if kind in GLM:
         return tower | {"image_size": 4 * PATCH}
     tower |= {"num_position_embeddings": 16}
-    return tower | ({"deepstack_visual_indexes": [0, 1]} if model_class in DEEP else {})
+    return tower | ({"deepstack_visual_indexes": [0, 1]} if kind in DEEP else {})

@@ -138,7 +138,6 @@ class SimulatedCluster:
         self.put({**pod, "status": {**pod["status"], **status}})
 
     def ready(self, namespace: str = "lab") -> None:
-        """Have all pods run and be ready."""
         for pod in self.of("Pod"):
             ready = [{"type": "Ready", "status": "True"}]
             self.set_pod(pod["metadata"]["name"], namespace, phase="Running", conditions=ready)

@@ -30,8 +30,6 @@ class Write:
 
 @dataclass
 class StatusServer(FakeApiServer):
-    """What `status_server` gives."""
-
     folder: Path = Path()
     """For the certificate and the credentials."""
     uid: str = "u1"
@@ -54,7 +52,6 @@ class StatusServer(FakeApiServer):
         return ApiAccess("127.0.0.1", self.port, self.folder)
 
     def set_token(self, token: str) -> None:
-        """Replace the token, as a kubelet does."""
         aside = self.folder / "token.aside"
         aside.write_text(token)
         aside.rename(self.folder / "token")
@@ -99,10 +96,7 @@ def make_context(folder: Path) -> ssl.SSLContext:
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, and its key; the authority, `ca.crt`, is like an old cluster's.
-
-    Its basic constraints are not critical, which RFC 5280 asks for and kubectl does not.
-    """
+    """A certificate for 127.0.0.1, of an authority whose constraints are not critical."""
     authority, certificate, key = (folder / one for one in ("ca.crt", "server.crt", "server.key"))
     _openssl(authority, folder / "ca.key", "basicConstraints=CA:TRUE")
     signer = ("-CA", str(authority), "-CAkey", str(folder / "ca.key"))

@@ -42,7 +42,6 @@ def store_of(run: Path, config: RunConfig) -> CheckpointStore:
 
 
 def train(run: Path, config: RunConfig, *steps: int) -> CheckpointStore:
-    """Do some steps, each with a checkpoint and a copy of it."""
     store = store_of(run, config)
     Journal(run / "checkpoints" / "journal.jsonl").began()
     copies = Copies(config, store, lambda _: None)

@@ -1,7 +1,4 @@
-"""Stands for wandb where a test has the library misbehave; it is copied as `wandb.py`.
-
-STUB_FOLDER holds what was logged, a line a step, and the file `way` with what the library does.
-"""
+"""Stands for wandb, misbehaving as the file `way` says; logs a line a step to STUB_FOLDER."""
 
 import os
 import signal

@@ -13,6 +13,9 @@ from pathlib import Path
 import run_server
 from ruamel.yaml import YAML
 
+from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.job_file import load_job
+
 REWARD = '''
 def letters(data_source, solution_str, ground_truth, extra_info):
     """Share of letters: a signal that any sampling model gives."""
@@ -65,6 +68,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
         "steps": {"total": 12, "validateEvery": 6},
         "checkpoint": {"every": 2},
         "timeouts": {"livenessSeconds": 30},
+        "recovery": {"restartsWithoutProgress": 30},  # more than a test has kills, but for some
     }
     return {
         "apiVersion": "ppojob.dev/v1alpha1",
@@ -79,6 +83,11 @@ def write_manifest(folder: Path, tiny_folder: Path, **changes: object) -> Path:
     manifest = folder / "job.yaml"
     YAML(typ="safe").dump(make_manifest(tiny_folder, **changes), manifest)
     return manifest
+
+
+def config_of(folder: Path, **changes: object) -> RunConfig:
+    """The configuration of a tiny job in its folder."""
+    return resolve(load_job(write_manifest(folder, folder, **changes)))
 
 
 def make_tiny_folder(folder: Path, dropout: float = 0.1, model: str = "policy") -> None:

@@ -258,7 +258,6 @@ def save_tokenizer(
     pad: str | None = "<|pad|>",
     names: Sequence[str] = NAMES,
 ) -> None:
-    """Write a tokenizer into a folder."""
     tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
@@ -371,7 +370,6 @@ def save_of_family(folder: Path, dropout: float, kind: str) -> None:
 
 
 def save_with_tower(folder: Path, kind: str, dropout: float) -> None:
-    """Write a policy that sees or hears."""
     # Which are made of what is here.
     from hearing_models import save_hearing_policy
     from omni_models import save_omni_policy
@@ -386,7 +384,6 @@ def save_with_tower(folder: Path, kind: str, dropout: float) -> None:
 
 
 def make(kind: str, first: str, second: str) -> None:
-    """Make what the command line of this file says."""
     if kind == "policy":
         save_policy(Path(first), float(second))
     elif kind == "mixture":

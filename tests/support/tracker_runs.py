@@ -29,7 +29,6 @@ def points(tracker: str, output: Path) -> Points:
 
 
 def expected(output: Path, tracker: str) -> Points:
-    """What a tracker is to hold: metrics.jsonl, each point once."""
     found = []
     for record in run_folders.metrics(output):
         step = int(record.pop("step"))

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from mtp_models import save_mtp_model
-from seeing_models import ToldGemma4ForConditionalGeneration, save_seeing_model
+from seeing_models import SEEING, save_seeing_model
 from tiny_models import (
     MIXTURE,
     NAMES,
@@ -21,31 +22,8 @@ from tiny_models import (
     write_model,
 )
 from torch import Tensor
-from transformers import (
-    Gemma2ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    Gemma4ForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Lfm2VlForConditionalGeneration,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    Mistral3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-    Qwen3MoeForCausalLM,
-    Qwen3VLForConditionalGeneration,
-    SmolVLMForConditionalGeneration,
-)
 
-from ppojob_api.v1alpha1.algorithm import (
-    AlgorithmSpec,
-    GuidanceSpec,
-    KlSpec,
-    PositiveExamplesSpec,
-)
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, GuidanceSpec, KlSpec, PositiveExamplesSpec
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
@@ -66,13 +44,9 @@ from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.models.adapter_names import B
 from ppojob_trainer.models.families import FAMILIES as TABLE
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.state_dict import (
-    named_full_tensors,
-)
+from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.parallel.boxes import copy_pieces, full_tensor
-from ppojob_trainer.parallel.collectives import (
-    gather_within,
-)
+from ppojob_trainer.parallel.collectives import gather_within
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.world import World
@@ -298,20 +272,23 @@ EXPERT_LAYOUTS = {
 """Of ranks that share the experts of a layer."""
 ALL_LAYOUTS = {**LAYOUTS, **EXPERT_LAYOUTS}
 
-MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
+MODELS: Mapping[str, tuple[type[transformers.PreTrainedModel], dict[str, object]]] = {
     **{family: FAMILY_MODELS[family] for family in FAMILIES},
-    "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
-    "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
-    "untied": (LlamaForCausalLM, {}),
+    "gemma2": (
+        transformers.Gemma2ForCausalLM,
+        {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True},
+    ),
+    "tied": (transformers.LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
+    "untied": (transformers.LlamaForCausalLM, {}),
     **{family: FAMILY_MODELS[family] for family in ("phi", "flex_olmo")},
     "experts_beside": MIXTURE_MODELS["gemma4_text"],
-    "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
-    "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
-    "one_key_head": (Qwen3ForCausalLM, {"head_dim": 8, "num_key_value_heads": 1}),
-    "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
-    "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
+    "biased": (transformers.LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (transformers.Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
+    "qwen3_tied": (transformers.Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "one_key_head": (transformers.Qwen3ForCausalLM, {"head_dim": 8, "num_key_value_heads": 1}),
+    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, MIXTURE),
+    "dropout": (transformers.LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 CRITIC_LORA = LoraSpec(rank=3)
@@ -330,18 +307,7 @@ def save_models(folder: Path) -> None:
     """All that the cases train, and `judge`."""
     for name in MODELS:
         save_plain_model(folder, name)
-    for name, kind in {
-        "seeing": Qwen2_5_VLForConditionalGeneration,
-        "seeing_3": Qwen3VLForConditionalGeneration,
-        "seeing_glm": Glm4vMoeForConditionalGeneration,
-        "seeing_tiles": InternVLForConditionalGeneration,
-        "seeing_lines": Mistral3ForConditionalGeneration,
-        "seeing_squares": Gemma3ForConditionalGeneration,
-        "seeing_crops": SmolVLMForConditionalGeneration,
-        "seeing_pooled": Gemma4ForConditionalGeneration,
-        "seeing_told": ToldGemma4ForConditionalGeneration,
-        "seeing_splits": Lfm2VlForConditionalGeneration,
-    }.items():
+    for name, kind in SEEING.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         if name == "seeing_told":  # two of its four layers have keys of their own
             sizes |= {"num_hidden_layers": 4, "initializer_range": 0.1}
@@ -355,7 +321,7 @@ def save_models(folder: Path) -> None:
         bad.model.norm.weight[0] = torch.nan
     bad.save_pretrained(folder / "bad")
     classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
-    save_model(folder / "judge", LlamaForSequenceClassification, **SIZES, **classifier)
+    save_model(folder / "judge", transformers.LlamaForSequenceClassification, **SIZES, **classifier)
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
 
 
@@ -367,7 +333,7 @@ def save_plain_model(folder: Path, name: str = "tied") -> None:
     _save_shaken(make_model(model_class, seed=3, **sizes), folder / name)
 
 
-def _save_shaken(model: PreTrainedModel, folder: Path) -> None:
+def _save_shaken(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Save a model of which nothing is 0 or 1 throughout."""
     with torch.no_grad():
         for weight in model.parameters():
@@ -433,7 +399,7 @@ def name_of(dims: ParallelDims) -> str:
 
 
 def make_engine(
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     case: Case,
     world: World,
     offload: Sequence[Offloaded] = (),
@@ -452,7 +418,7 @@ def make_engine(
     )
 
 
-def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
+def load(case: Case, folder: Path, world: World) -> transformers.PreTrainedModel:
     model = load_model(
         folder / case.model,
         world=world,
@@ -498,11 +464,7 @@ def objective(
 
 
 def head_with_kl(
-    engine: TrainEngine,
-    folder: Path,
-    world: World,
-    name: str,
-    divergence: Divergence = REVERSE_KL,
+    engine: TrainEngine, folder: Path, world: World, name: str, divergence: Divergence = REVERSE_KL
 ) -> HeadOf:
     """The KL, or another divergence, to another model."""
     reference = ForwardEngine(load_model(folder / name, world=world), HEAD, engine._training, world)
@@ -579,7 +541,7 @@ def valued_rows() -> Experience:
     return rows
 
 
-def value_engine(model: PreTrainedModel, world: World) -> TrainEngine:
+def value_engine(model: transformers.PreTrainedModel, world: World) -> TrainEngine:
     training = TrainingSpec(autocast="none", micro_batch_tokens=30)
     optimizer = OptimizerSpec(learning_rate=1e-2)
     return TrainEngine(model, ValueHead(), training, optimizer, 10, world)

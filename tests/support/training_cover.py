@@ -97,12 +97,7 @@ _ONLY = {
     "value_model_of_states": tuple(one for one in WORLDS if LAYOUTS[one].tensor == 1),
 }
 """Scenarios that say nothing of other layouts."""
-_READ = {
-    "even": ("1", "2", "2p2"),
-    "adapters": ("t2",),
-    "muon": ("2",),
-    "partition": (),
-}
+_READ = {"even": ("1", "2", "2p2"), "adapters": ("t2",), "muon": ("2",), "partition": ()}
 """Whose checkpoints the layouts of one kind take up in the cover."""
 
 
@@ -131,13 +126,11 @@ class Cover:
         }
 
     def layouts_of(self, scenario: str) -> tuple[str, ...]:
-        """The layouts of several ranks that are tried with a scenario."""
         found = _ONLY.get(scenario, WORLDS)
         chosen = found if self.whole else _SCENARIOS.get(scenario, found)
         return tuple(layout for layout in self.worlds if layout in found and layout in chosen)
 
     def scenarios_of(self, layout: str) -> list[str]:
-        """The scenarios that a layout is tried with."""
         return [name for name in SCENARIOS if layout in self.layouts_of(name)]
 
     def writers_of(self, name: str) -> tuple[str, ...]:

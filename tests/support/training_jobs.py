@@ -25,7 +25,6 @@ SECTIONS: dict[str, Any] = {
     "optimizer": {"learningRate": 3e-3},
     # A busy machine may take its time; a rank that is killed is noticed by its end.
     "timeouts": {"livenessSeconds": 120},
-    "recovery": {"restartsWithoutProgress": 100},
     "checkpoint": {"every": 2, "volume": {"claimName": CLAIM}},
     "pods": [
         {
@@ -69,7 +68,6 @@ class Volume:
 
 
 def make_volume(cluster: Cluster, folder: Path) -> Volume:
-    """A folder with a model, data and a reward function, as a claim of the namespace."""
     tiny_jobs.make_tiny_folder(folder)
     return claimed(cluster, folder)
 

@@ -52,20 +52,13 @@ def alone(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Each tensor is the same to the bit."""
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name
 
 
 def run_rank(
-    rank: int,
-    dims: ParallelDims,
-    port: int,
-    results: Path,
-    work: Work,
-    leave: Barrier,
-    kind: str,
+    rank: int, dims: ParallelDims, port: int, results: Path, work: Work, leave: Barrier, kind: str
 ) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)

@@ -53,10 +53,7 @@ from ppojob_trainer.models.state_dict import (
     trained_tensors,
 )
 from ppojob_trainer.parallel.boxes import box_of, full_tensor, local_part
-from ppojob_trainer.parallel.collectives import (
-    max_over_ranks,
-    sum_over_ranks,
-)
+from ppojob_trainer.parallel.collectives import max_over_ranks, sum_over_ranks
 from ppojob_trainer.parallel.fsdp import as_forward, fill
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import World
@@ -165,10 +162,7 @@ def run_offloaded(folder: Path, world: World, name: str) -> dict[str, Tensor]:
 
 
 def run_kept_whole(folder: Path, world: World, name: str) -> dict[str, Tensor]:
-    """Two updates that give each layer back behind its forward pass, and that do not.
-
-    `whole` counts weights of layers that are whole: when the head is computed, and behind passes.
-    """
+    """Two updates that give layers back behind forward passes, or not; `whole` counts weights."""
     case, results = CASES[name], {}
     rows = rows_of_step().select(rows_of_rank(case.owners, world.rank, world.dims))
     for kind in ("given_back", "kept"):
@@ -309,10 +303,7 @@ class Held:
 
 
 def run_exchange(_folder: Path, world: World) -> dict[str, Tensor]:
-    """What reaches each rank of all tokens and its heads, and gradients of the way there and back.
-
-    Six tokens a rank, two query heads; two key heads in all, which is no multiple of three ranks.
-    """
+    """Tokens and heads there and back, with gradients; three ranks have two key heads."""
     ranks = SequenceRanks(world.rank, world.size, world.group)
     generator = torch.Generator().manual_seed(5)
     whole = [
@@ -345,7 +336,6 @@ def run_exchange(_folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def taken(rank: int) -> list[Answer]:
-    """What a rank has to score."""
     return [Answer([{"role": "user", "content": "1+1"}], str(rank))] * (rank + 1)
 
 
@@ -375,9 +365,7 @@ def run_refusal(folder: Path, world: World) -> dict[str, Tensor]:
 
 
 def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
-    """What an output layer says and its gradients, whole and as ranks hold it; `same`: the KL of a
-    model to itself.
-    """
+    """An output layer and its gradients, whole and by ranks; `same`: a model's KL to itself."""
     generator = torch.Generator().manual_seed(5)
     states, ref_states = torch.randn(2, 7, 32, generator=generator)
     targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])

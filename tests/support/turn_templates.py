@@ -151,11 +151,7 @@ TOOLS = [
 
 
 class ChatInProcess(ChatTokenizer):
-    """Renders templates that are known to be harmless without a process of their own.
-
-    Attributes:
-        rendered: how many conversations were.
-    """
+    """Renders harmless templates without a process, and counts the conversations: `rendered`."""
 
     rendered = 0
 
@@ -173,7 +169,6 @@ class ChatInProcess(ChatTokenizer):
         tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[str | BadChatTemplate]:
-        """As that of the real one."""
         _, file = self.template
         self.rendered += len(conversations)
         given = {**self._files.special_tokens, **(variables or {})}

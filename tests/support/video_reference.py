@@ -26,7 +26,6 @@ FPS = 2.0
 
 
 def own_function(path: str, name: str) -> Callable[..., Any]:
-    """A function or method of a file of transformers'."""
     tree = ast.parse((Path(transformers.__file__).parent / "models" / path).read_text())
     found = next(
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
@@ -46,7 +45,6 @@ _PATCHIFY = own_function("qwen2_vl/video_processing_qwen2_vl.py", "patchify")
 def _resized(
     height: int, width: int, factor: int, least: float | None = None, most: float | None = None
 ) -> tuple[int, int]:
-    """`smart_resize` of qwen-vl-utils."""
     most = most if most is not None else 16384 * factor**2
     least = least if least is not None else 4 * factor**2
     h_bar = max(factor, round(height / factor) * factor)

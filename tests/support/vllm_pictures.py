@@ -16,33 +16,10 @@ from typing import Any
 import torch
 from engine_phase import close_quickly, generate
 from padded_reference import as_in_files, whole_logprobs
-from seeing_models import (
-    GLM,
-    POOLED,
-    TEXTS,
-    ToldGemma4ForConditionalGeneration,
-    save_seeing_model,
-)
+from seeing_models import GLM, POOLED, TEXTS, save_seeing_model, whole_class
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
 from torch import Tensor
-from transformers import (
-    Gemma3ForConditionalGeneration,
-    Gemma4ForConditionalGeneration,
-    Gemma4UnifiedForConditionalGeneration,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeForConditionalGeneration,
-    GlmOcrForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Lfm2VlForConditionalGeneration,
-    LightOnOcrForConditionalGeneration,
-    Mistral3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
@@ -52,37 +29,16 @@ from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_files import own_name
-from ppojob_trainer.rollout.protocol import (
-    Finished,
-    Request,
-    SamplingParams,
-    generation_phase,
-)
+from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, generation_phase
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
-FAMILIES = {
-    "2": Qwen2VLForConditionalGeneration,
-    "2.5": Qwen2_5_VLForConditionalGeneration,
-    "3": Qwen3VLForConditionalGeneration,
-    "3 mixture": Qwen3VLMoeForConditionalGeneration,
-    "glm": Glm4vForConditionalGeneration,
-    "glm mixture": Glm4vMoeForConditionalGeneration,
-    "internvl": InternVLForConditionalGeneration,
-    "mistral": Mistral3ForConditionalGeneration,
-    "gemma": Gemma3ForConditionalGeneration,
-    "smolvlm": SmolVLMForConditionalGeneration,
-    "gemma 4": Gemma4ForConditionalGeneration,
-    "gemma 4 unified": Gemma4UnifiedForConditionalGeneration,
-    "gemma 4 told": ToldGemma4ForConditionalGeneration,
-    "lfm2": Lfm2VlForConditionalGeneration,
-    "glm ocr": GlmOcrForConditionalGeneration,
-    "lighton": LightOnOcrForConditionalGeneration,
-}
-BRIEFLY = ("lfm2", "glm ocr", "lighton")
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
+FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, "lfm2_vl", "glm_ocr", "lighton_ocr"]
+BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr")
 """Of these, one whose layers have states beside pictures, and two that see as others."""
-SHARED = ("2", "glm mixture", "gemma", "gemma 4 told")
+SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
-WHOLLY = "2"
+WHOLLY = "qwen2_vl"
 """Of these, the one whose rows are drawn again, and begun again, by ranks that share an engine."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -170,15 +126,14 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     engine.load_weights(version, weights.items())
 
 
-def saved(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
-    """The whole model of a folder, which the first to come makes."""
+def saved(folder: Path, kind: str) -> PreTrainedModel:
     if not folder.exists():
         sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
-        if kind is ToldGemma4ForConditionalGeneration:
+        if kind == "gemma4_told":
             sizes |= OF_TOLD
-        is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"], FAMILIES["lfm2"]}
+        is_tied = kind in ("qwen2_vl", "glm4v_moe", "lfm2_vl")
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
-    return kind.from_pretrained(folder)
+    return whole_class(kind).from_pretrained(folder)
 
 
 class Watched:
@@ -241,9 +196,7 @@ class Watched:
         return {row.request_id: by_id[row.request_id] for row in rows}
 
 
-def facts_of(
-    folder: Path, kind: type[PreTrainedModel], tensor: int, *, wholly: bool
-) -> dict[str, Any]:
+def facts_of(folder: Path, kind: str, tensor: int, *, wholly: bool) -> dict[str, Any]:
     """`wholly`: also of what a family's weights have no part in, once ranks share an engine."""
     whole = saved(folder, kind)
     form, told = read_form(folder), partial(whole_logprobs, whole, folder)
@@ -306,7 +259,6 @@ def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm)
 def of_update(
     watched: Watched, whole: PreTrainedModel, folder: Path, rows: Sequence[Request]
 ) -> float:
-    """What is drawn by other weights."""
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in language_model_of(whole).parameters():
@@ -339,7 +291,7 @@ def facts_of_a_small_cache(
 ) -> dict[str, Any]:
     """Of an engine that has to begin rows again."""
     block = 32 * 2 * 2 * 2 // tensor * 32 * 4  # tokens, keys and values, layers, heads, width
-    blocks = 30 if type(whole) in POOLED else 8
+    blocks = 30 if whole.config.model_type in POOLED else 8
     tight = Watched(folder, tensor, rows, kv_cache_gib=blocks * block / 2**30)
     load(tight.engine, 1, whole)
     squeezed = largest(partial(whole_logprobs, whole, folder), rows, tight.phase(rows))
@@ -366,7 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("families", nargs="*", default=list(FAMILIES))
+    parser.add_argument("families", nargs="*", default=FAMILIES)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--store", type=Path)
     arguments = parser.parse_args()
@@ -381,7 +333,7 @@ def main() -> None:
     facts = {
         name: facts_of(
             arguments.folder / name,
-            FAMILIES[name],
+            name,
             tensor,
             wholly=name == WHOLLY or (tensor == 1 and name not in BRIEFLY),
         )

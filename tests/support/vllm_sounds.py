@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 from engine_phase import close_quickly
-from hearing_models import (
-    TOKEN,
-    heard,
-    hearing_logprobs,
-    save_hearing_model,
-    sound_form,
-)
+from hearing_models import TOKEN, heard, hearing_logprobs, save_hearing_model, sound_form
 from omni_models import PICTURE, SPEAKING, VIDEO, omni_logprobs, omni_prompts, save_omni_model
 from omni_models import TOKEN as AUDIO
 from padded_reference import as_in_files
@@ -43,7 +37,6 @@ SHOWN = [
 def requests(
     form: MediaForm, shown: Sequence[tuple[list[int], bytes]], ends: tuple[int, ...]
 ) -> list[Request]:
-    """Two samples of each prompt."""
     # transformers would take such a token that is drawn for a further sound.
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=20, stop_token_ids=ends)
     return [

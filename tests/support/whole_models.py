@@ -5,40 +5,19 @@ from pathlib import Path
 
 import torch
 from hearing_models import save_hearing_model
+from seeing_models import whole_class
 from tiny_models import CONVOLUTIONS, NAMES, SIZES, TWO_LAYERS, write_model
-from transformers import (
-    Gemma3ForConditionalGeneration,
-    Gemma4ForConditionalGeneration,
-    Gemma4UnifiedForConditionalGeneration,
-    Idefics3ForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    Lfm2VlForConditionalGeneration,
-    LightOnOcrForConditionalGeneration,
-    Mistral3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2AudioForConditionalGeneration,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
-WHOLES: dict[str, type[PreTrainedModel]] = {
-    "gemma3": Gemma3ForConditionalGeneration,
-    "gemma4": Gemma4ForConditionalGeneration,
-    "gemma4_unified": Gemma4UnifiedForConditionalGeneration,
-    "mistral3": Mistral3ForConditionalGeneration,
-    "internvl": InternVLForConditionalGeneration,
-    "lfm2_vl": Lfm2VlForConditionalGeneration,
-    "lighton_ocr": LightOnOcrForConditionalGeneration,
-    "idefics3": Idefics3ForConditionalGeneration,
-    "smolvlm": SmolVLMForConditionalGeneration,
-    "qwen2_audio": Qwen2AudioForConditionalGeneration,
-}
+WHOLES = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "internvl", "lfm2_vl")
+WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio")
 
 
 def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     """Write a model as transformers has it, by a name of `WHOLES`; `changes` are of its text."""
     if name == "qwen2_audio":
         return save_hearing_model(folder, **changes)
-    model_class = WHOLES[name]
+    model_class = whole_class(name)
     text = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "pad_token_id": 0, **changes}
     tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     tower |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}

@@ -1,5 +1,3 @@
-"""A process of a job ends at once, and yet loses nothing."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""Each relative link of a page, in the docs or beside the code, leads to a file and a heading."""
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

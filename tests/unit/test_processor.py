@@ -1,5 +1,3 @@
-"""What processors and the limits of PyTorch say of bfloat16."""
-
 import pytest
 
 from ppojob_trainer import processor

@@ -1,5 +1,3 @@
-"""Files behind URLs, from a real HTTP server."""
-
 import contextlib
 import functools
 import glob

@@ -1,7 +1,4 @@
-"""A real Kubernetes node on this machine, from Go modules: `python3 tests/cluster/tool up`.
-
-Only Python's own library is used: the tool runs before anything of the project is installed.
-"""
+"""A Kubernetes node on this machine, `python3 tests/cluster/tool up`, by Python's library alone."""
 
 import argparse
 import fcntl

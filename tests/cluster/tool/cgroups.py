@@ -16,10 +16,7 @@ WEIGHTS = {"cpu.shares": 16 * 1024, "cpu.weight": 16 * 100}
 
 
 def make(name: str) -> list[Path]:
-    """Make a group in every hierarchy of this machine, as the kubelet wants its root to be.
-
-    Answers the `cgroup.procs` files that a process writes itself into.
-    """
+    """Make a group in every hierarchy as kubelets want it; answers its `cgroup.procs` files."""
     _pass_on_controllers()
     folders = [hierarchy / name / PROCESSES for hierarchy in _hierarchies()]
     for folder in folders:

@@ -52,10 +52,7 @@ def image(target: str) -> str:
 
 
 def build(places: Places, target: str, build_args: Sequence[str] = ()) -> Path:
-    """Build a target of the Dockerfile in the checkout; answers its layout.
-
-    Every layer is kept by what went into it: with the same locks only our own few files are new.
-    """
+    """Build a target of the Dockerfile and return its layout; layers are kept by their inputs."""
     context = places.root.parent
     if not (context / "Dockerfile").exists():
         raise ClusterError(f"{context}/Dockerfile: not found: there is nothing to build")
@@ -132,10 +129,7 @@ def bring_in(places: Places, made: Path, name: str) -> None:
 
 
 def _unseen(places: Places, *argv: str | Path, log: Path | None = None) -> None:
-    """Call a program whose mounts go with it, however it ends.
-
-    It works in our folder: buildah makes a name out of a layout's path, and not every path is one.
-    """
+    """Call a program in our folder, whose mounts go with it, however it ends."""
     call("unshare", "--mount", f"--wd={places.images}", *argv, log=log)
 
 

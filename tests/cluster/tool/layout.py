@@ -49,19 +49,13 @@ def write(folder: Path, root_file_system: Path, entrypoint: Sequence[str] = ()) 
         "config": blob(json.dumps(config).encode(), _CONFIG),
         "layers": [layer],
     }
-    index = {
-        "schemaVersion": 2,
-        "manifests": [blob(json.dumps(manifest).encode(), _MANIFEST)],
-    }
+    index = {"schemaVersion": 2, "manifests": [blob(json.dumps(manifest).encode(), _MANIFEST)]}
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
     (folder / "index.json").write_text(json.dumps(index))
 
 
 def archive(folder: Path, name: str, known: Collection[str], out: IO[bytes]) -> None:
-    """Write a layout as the tar stream that containerd imports under a name.
-
-    Blobs with digests that the reader already knows are left out.
-    """
+    """Write a layout as a tar stream for containerd, without blobs whose digests are `known`."""
     index = json.loads((folder / "index.json").read_text())
     for manifest in index["manifests"]:
         manifest["annotations"] = {"io.containerd.image.name": name}

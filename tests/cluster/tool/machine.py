@@ -25,11 +25,7 @@ class ClusterError(Exception):
     """One line: what is wrong with this machine or this input, and what to do about it."""
 
 
-def call(
-    *argv: str | Path,
-    env: Mapping[str, str] | None = None,
-    log: Path | None = None,
-) -> str:
+def call(*argv: str | Path, env: Mapping[str, str] | None = None, log: Path | None = None) -> str:
     """Run a program to its end; answers what it printed.
 
     Where it fails, a ClusterError ends with the last line of what it wrote. `log` takes all of it,

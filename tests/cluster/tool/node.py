@@ -23,10 +23,7 @@ PATIENCE_S = 120.0
 
 
 def up(places: Places, *, containers: bool = True) -> None:
-    """Bring the node to Ready. A node that is Ready and as it should be is left alone.
-
-    One that runs containers also does where none need run.
-    """
+    """Bring the node to Ready, unless it is; one that runs containers also does without."""
     machine.require({**machine.FOR_RUNNING, **machine.FOR_TESTS})
     whole = plan.make(places)
     if not containers and _is_up(places, whole):

@@ -1,5 +1,3 @@
-"""Rows of several turns over a real engine: what decides a bit, and what must not."""
-
 import json
 import math
 import random

@@ -1,5 +1,3 @@
-"""Programs that ask the model by OpenAI's chat completions, in real processes, over HTTP."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -194,7 +192,6 @@ class Row:
         return episode
 
     def shown(self, number: int = -1) -> str:
-        """What the model read before a turn."""
         return self.form.chat.decode(self.asked[number].prompt, skip_special_tokens=False)
 
 
@@ -294,9 +291,7 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
         ("gathered", 0, "raised", "got two requests at once"),
     ],
 )
-def test_what_goes_wrong_ends_the_row(
-    name: str, turns: int, failure: str, words: str, form: ChatForm, pool: ToolPool, file: Path
-) -> None:
+def test_what_goes_wrong_ends_the_row(name, turns, failure, words, form, pool, file):
     row = Row(form, agent(file, *NAMES), name)
     episode = row.play(pool, *["So."] * max(1, turns))
     assert (row.answers[-1].failure, episode.state.is_over) == (failure, True)

@@ -115,9 +115,7 @@ def test_what_each_agent_is():
     )
 
 
-def test_agents_without_users_need_nobody_and_prompts_show_the_tools_of_their_agent(
-    tmp_path: Path,
-) -> None:
+def test_agents_without_users_need_nobody_and_prompts_show_the_tools_of_their_agent(tmp_path: Path):
     save_tokenizer(tmp_path, template="{{ tools | length if tools else 'none' }}" + CHATML)
     names = ["single_turn_agent", "tool_agent", None, "single_turn_agent", "sums"]
     told = [{}, GOOD, GOOD, {}, GOOD]

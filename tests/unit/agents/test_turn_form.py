@@ -1,5 +1,3 @@
-"""What a chat model reads of its calls: whose answer it is, and nothing that lives."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,9 +44,7 @@ def form_of(folder: Path, name: str, template: str | None = NAMED) -> ChatForm:
         ("hermes", '<tool_call>{"name": "<b>", "arguments": {}}</tool_call>', ["tool call00000"]),
     ],
 )
-def test_an_answer_has_the_name_and_the_id_of_its_call(
-    name: str, turn: str, heads: list[str], tmp_path: Path
-) -> None:
+def test_an_answer_has_the_name_and_the_id_of_its_call(name: str, turn: str, heads, tmp_path: Path):
     form = form_of(tmp_path, name)
     written = form.chat.encode(turn + "<|im_end|>")
     wanted = form.parse(written)

@@ -93,11 +93,7 @@ def maxrl(rewards: Column, mask: Mask, groups: list[int], kept: Mask | None = No
 
 
 def spo(
-    rewards: Column,
-    mask: Mask,
-    groups: list[int],
-    baselines: list[float],
-    kept: Mask | None = None,
+    rewards: Column, mask: Mask, groups: list[int], baselines: list[float], kept: Mask | None = None
 ) -> Column:
     """`baselines` are of the rows."""
     ahead = [

@@ -338,8 +338,7 @@ def compare_kl(module: ModuleType, batch: Batch, dtype: torch.dtype) -> None:
         assert_close(result, expected)
         penalized = module.apply_kl_penalty(batch.flat("rewards", dtype), result, 0.25)
         assert_close(
-            penalized,
-            [r - 0.25 * k for (_, _, r, _), k in zip(tokens, expected, strict=True)],
+            penalized, [r - 0.25 * k for (_, _, r, _), k in zip(tokens, expected, strict=True)]
         )
 
 

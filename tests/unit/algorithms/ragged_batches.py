@@ -69,7 +69,6 @@ class Batch:
         return torch.tensor([v for row in getattr(self, name) for v in row], dtype=dtype)
 
     def flat_poisoned(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The column with a NaN at every masked token."""
         return torch.where(self.flat_mask, self.flat(name, dtype), torch.nan)
 
 
@@ -116,7 +115,6 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 def for_any_batch(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test on drawn batches, its last argument."""
     return settings(max_examples=min(30, settings.default.max_examples))(given(batches())(test))
 
 

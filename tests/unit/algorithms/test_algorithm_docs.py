@@ -1,5 +1,3 @@
-"""docs/algorithms.md has all that a PPOJob can ask for, as it is, and only fields that exist."""
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +28,6 @@ CODE = "\n".join(
 
 
 def choices(model: type[BaseModel], field: str) -> set[str]:
-    """The words that a field takes, whether or not it may be null too."""
     annotation = model.model_fields[field].annotation
     members = [get_args(member) for member in get_args(annotation) if get_args(member)]
     return set(members[0] if members else get_args(annotation))
@@ -77,7 +74,6 @@ def test_the_tables_hold_what_the_manifest_allows():
 
 
 def field(path: str) -> FieldInfo | None:
-    """The field that a path such as `spec.algorithm.kl.in` names."""
     model: type[BaseModel] | None = PPOJobSpec
     found: FieldInfo | None = None
     for name in path.removeprefix("spec.").split("."):
@@ -95,7 +91,6 @@ def settings(model: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def table(head: str) -> list[list[list[str]]]:
-    """The names in each cell of the table whose header begins so."""
     rows = rf"^\| {re.escape(head)} \|.*\n\| ---.*\n((?:\|.*\n)+)"
     (found,) = re.findall(rows, TEXT, re.MULTILINE)
     cells = (line.strip("|").split("|") for line in found.splitlines())

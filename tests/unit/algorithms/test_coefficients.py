@@ -76,9 +76,7 @@ def test_kl_coefficient_by_hand(measured: float, responses: int, factor: float):
 
 
 @given(st.floats(), st.integers(1, 10**6), st.integers(1, 10**4))
-def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(
-    measured: float, responses: int, horizon: int
-):
+def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(measured, responses, horizon):
     following = next_kl_coefficient(1e-3, measured, responses, target=0.1, horizon=horizon)
     assert 0.8e-3 <= following <= 1.2e-3
 
@@ -95,12 +93,7 @@ def test_a_step_changes_the_kl_coefficient_by_a_fifth_at_most(
         # What CHORD's authors compute with peak 0.5, valley 0.02, two steps of warm-up and four of
         # decay, which they do not count with the warm-up.
         (
-            {
-                "warmup_steps": 2,
-                "schedule": "cosine",
-                "decay_steps": 6,
-                "min_coefficient": 0.02,
-            },
+            {"warmup_steps": 2, "schedule": "cosine", "decay_steps": 6, "min_coefficient": 0.02},
             [0.0, 0.25, 0.5, 0.4297056, 0.26, 0.0902944, 0.02, 0.02, 0.02],
         ),
     ],

@@ -129,7 +129,6 @@ def load(
 
 @functools.cache
 def source_of(place: str) -> tuple[str, str]:
-    """The source of a module and the file that it is in."""
     spec = importlib.util.find_spec(place)
     assert spec is not None
     assert spec.origin is not None
@@ -149,9 +148,7 @@ def compiled(source: str, path: str) -> CodeType:
         for mistake in mistakes
     ],
 )
-def test_a_mistake_is_caught(
-    changed: str, comparison: str, mistake: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_mistake_is_caught(changed: str, comparison: str, mistake, monkeypatch):
     _, old, new = mistake
     modules = load(monkeypatch, changed, old, new)
     with pytest.raises(AssertionError):

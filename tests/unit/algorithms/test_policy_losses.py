@@ -1,5 +1,3 @@
-"""The policy losses far from the old policy, and what each promises."""
-
 import math
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Which responses are drawn by their scores."""
-
 from typing import Any
 
 import pytest

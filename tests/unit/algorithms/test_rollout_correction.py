@@ -1,5 +1,3 @@
-"""Weights and rejection of tokens, and what is told of them."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -16,17 +14,8 @@ from literal_comparison import assert_close
 from ragged_batches import DTYPES, fixed_batches
 from verl_batches import stored_batches, table
 
-from ppojob_trainer.algorithms import rollout_correction
-from ppojob_trainer.algorithms.rollout_correction import (
-    Correction,
-    Rejection,
-    correct,
-)
-from ppojob_trainer.algorithms.rollout_diagnostics import (
-    diagnostics,
-    token_diagnostic_names,
-    token_diagnostics,
-)
+from ppojob_trainer.algorithms import rollout_correction, rollout_diagnostics
+from ppojob_trainer.algorithms.rollout_correction import Correction, Rejection, correct
 
 TABLE = table("verl_rollout_correction")
 
@@ -56,7 +45,7 @@ def test_equal_to_verl(case: dict[str, Any], dtype: torch.dtype):
             assert corrected.weights is None
         else:
             assert_close(corrected.weights, theirs["weights"])
-        ours = diagnostics(correction, corrected, *columns)
+        ours = rollout_diagnostics.diagnostics(correction, corrected, *columns)
         for name, value in theirs["metrics"].items():
             assert_metric(name, ours[f"rollout_corr/{name}"], value, 1e-6)
 
@@ -92,9 +81,9 @@ def test_means_over_tokens_are_those_of_the_batch():
         columns = columns_of(batch, torch.float64)
         for correction in corrections(rollout_correction):
             corrected = correct(correction, *columns)
-            found = token_diagnostics(correction, corrected)
-            assert tuple(found) == token_diagnostic_names(correction)
-            expected = diagnostics(correction, corrected, *columns)
+            found = rollout_diagnostics.token_diagnostics(correction, corrected)
+            assert tuple(found) == rollout_diagnostics.token_diagnostic_names(correction)
+            expected = rollout_diagnostics.diagnostics(correction, corrected, *columns)
             for name, values in found.items():
                 # There a share of responses, here of the tokens in them.
                 if correction.weights == "sequence" and "ratio_fraction" in name:

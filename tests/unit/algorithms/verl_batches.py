@@ -20,8 +20,6 @@ VERL, TRL, PRIME_RL, OF_GROUPS = (
 
 
 class Stored:
-    """A batch of the table; its columns by name."""
-
     def __init__(self, batch: dict[str, Any], dtype: torch.dtype) -> None:
         self._batch, self._dtype = batch, dtype
         self.mask = torch.tensor([bool(m) for row in batch["mask"] for m in row])

@@ -1,5 +1,3 @@
-"""Nothing that JSON can say brings the parser down; what it accepts, it resolves."""
-
 import copy
 from typing import Any
 

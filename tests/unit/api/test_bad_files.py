@@ -1,5 +1,3 @@
-"""Wrong files: what is wrong is named with its row and column, and nothing is guessed."""
-
 import time
 from pathlib import Path
 

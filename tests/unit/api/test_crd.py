@@ -1,5 +1,3 @@
-"""The CRD is what the models say, and an API server can take it."""
-
 import copy
 import json
 import re
@@ -86,10 +84,7 @@ def test_every_rule_stands_in_its_section() -> None:
 
 
 def test_no_rule_reads_what_has_no_form() -> None:
-    """An API server takes no CRD with a rule on something of which it knows no members or size.
-
-    It compares such a thing with what it was.
-    """
+    """An API server takes no rule on what it knows no members or size of."""
     for path, node in NODES.items():
         for rule in node.get("x-kubernetes-validations", []):
             looked_into = re.sub(r"\bself(\.[\w.]+) == oldSelf\1\b", "", rule["rule"])
@@ -200,15 +195,12 @@ def refusals_of(was: dict[str, Any], now: dict[str, Any]) -> list[Rule]:
 
 
 def refused_of(before: dict[str, Any], after: dict[str, Any], **old: Any) -> set[str]:
-    """The places of what is refused."""
     found = refusals(before, after, **old)
     return {".".join(filter(None, (rule.section, rule.field))) for rule in found}
 
 
 @pytest.mark.parametrize(("before", "after", "refused"), EDITS)
-def test_edits_that_would_change_a_run_are_refused(
-    before: dict[str, Any], after: dict[str, Any], refused: set[str]
-) -> None:
+def test_edits_that_would_change_a_run_are_refused(before, after, refused: set[str]):
     assert refused_of(before, after) == refused
 
 
@@ -274,9 +266,7 @@ SUSPENDED = {"lifecycle": {"suspend": True}}
 
 
 @pytest.mark.parametrize(("before", "after", "told"), LAYOUTS)
-def test_another_layout_is_for_the_next_pods_of_a_suspended_job(
-    before: dict[str, Any], after: dict[str, Any], told: set[str]
-) -> None:
+def test_another_layout_is_for_the_next_pods_of_a_suspended_job(before, after, told: set[str]):
     gone = {"phase": "Suspended"}
     assert refused_of(before, after) == told
     assert refused_of(before, after, status=gone) == told
@@ -288,9 +278,7 @@ def test_another_layout_is_for_the_next_pods_of_a_suspended_job(
 
 
 @pytest.mark.parametrize(("before", "after", "refused"), NEVER)
-def test_what_decides_the_weights_is_no_layout(
-    before: dict[str, Any], after: dict[str, Any], refused: set[str]
-) -> None:
+def test_what_decides_the_weights_is_no_layout(before, after, refused: set[str]):
     edit = {**before, **SUSPENDED}, {**after, **SUSPENDED}
     assert refused_of(*edit, status={"phase": "Suspended"}) == refused
 
@@ -304,9 +292,7 @@ def test_what_decides_the_weights_is_no_layout(
         (JUDGED, {**JUDGED, "judge": {**JUDGED["judge"], "path": "/models/other"}}),
     ],
 )
-def test_who_changes_what_decides_the_weights_is_not_told_to_suspend_the_job(
-    before: dict[str, Any], after: dict[str, Any]
-) -> None:
+def test_who_changes_what_decides_the_weights_is_not_told_to_suspend_the_job(before, after):
     told = [one.message for one in refusals(before, after)]
     assert len([one for one in told if "decides the weights" in one]) == 1
     assert not [one for one in told if "may change" in one]
@@ -325,17 +311,13 @@ def test_what_decides_the_weights_has_a_rule_where_it_cannot_vanish() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "_"), LAYOUTS)
-def test_a_checkpoint_is_taken_up_where_an_edit_is_let_through(
-    before: dict[str, Any], after: dict[str, Any], _: set[str]
-) -> None:
+def test_a_checkpoint_is_taken_up_where_an_edit_is_let_through(before, after, _: set[str]):
     one, other = trajectory(before), trajectory(after)
     assert one["spec"] == other["spec"]
 
 
 @pytest.mark.parametrize(("before", "after", "_"), NEVER)
-def test_a_checkpoint_is_refused_where_an_edit_is(
-    before: dict[str, Any], after: dict[str, Any], _: set[str]
-) -> None:
+def test_a_checkpoint_is_refused_where_an_edit_is(before, after, _: set[str]):
     assert trajectory(before)["spec"] != trajectory(after)["spec"]
 
 

@@ -1,5 +1,3 @@
-"""Fields and words of verl, TRL and OpenRLHF get the name that they have here, or "not yet"."""
-
 from typing import Any
 
 import pytest

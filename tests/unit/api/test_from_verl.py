@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from bad_specs import changed_job
+from every_field import field_paths
 
 from ppojob_api import foreign_names, shape, suggestions
 from ppojob_api.parsing import parse
@@ -14,88 +15,48 @@ FIELDS = {path for path in shape.all_paths() if not path.startswith("status")}
 SECTIONS = set(TRAJECTORY_SECTIONS) - {"seed"}
 
 # What verl has no key for.
-OURS = {
-    *("spec.data.answerKey", "spec.data.dataSource", "spec.data.textPrompts"),
-    "spec.data.splitPairs",
-    *("spec.data.demonstrations", "spec.algorithm.supervised"),
-    *("spec.data.demonstrationPromptKey", "spec.data.demonstrationAnswerKey"),
-    *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.labelKey", "spec.data.marginKey"),
-    *("spec.algorithm.dpo", "spec.algorithm.kto", "spec.algorithm.rewardModel"),
-    "spec.algorithm.gigpo",
-    *("spec.algorithm.scoreClip", "spec.algorithm.truncationPenalty"),
-    *("spec.model.averageDecay", "spec.rollout.drafts"),
-    *("spec.algorithm.groupFilter", "spec.algorithm.ppo.whitenRewards", "spec.rewardModel.mean"),
-    "spec.algorithm.kl.unbiased",
-    *("spec.algorithm.ppo.criticLambda", "spec.algorithm.ppo.lengthAdaptiveAlpha"),
-    *("spec.algorithm.positiveExamples", "spec.algorithm.certaintyReward"),
-    *("spec.algorithm.guidance", "spec.data.guidanceKey"),
-    "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
-    *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
-    *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),
-    "spec.rewards.source.configMap",
-    *(f"spec.rewards.{name}" for name in ("timeLimitSeconds", "errorScore", "onError")),
-    "spec.rewards.source.package",
-    "spec.rewards.weight",
-    *(
-        f"spec.{model}.lora.{name}"
-        for model in ("model", "critic")
-        for name in ("baseType", "dropout", "experts", "init", "modulesToSave", "rankStabilized")
-    ),
-    *(
-        f"spec{model}.optimizer.{name}"
-        for model in ("", ".critic")
-        for name in ("loraPlusRatio", "power")
-    ),
-    *("spec.rollout.stopTokenIds", "spec.rollout.stopStrings", "spec.rollout.kvCacheGib"),
-    "spec.rollout.structuredOutput",
-    *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
-    "spec.training.sharePrompts",
-    "spec.training.skipZeroGradientGroups",
-    "spec.roles.rollout",
-    "spec.roles.actorRollout.ranksPerReplica",
-    "spec.roles.actorRollout.threadsPerRank",
-    "spec.roles.actorRollout.cpu",
-    "spec.roles.reward.replicas",
-    # Which key of a reward model is one of a judge's, a function beside it decides.
-    "spec.roles.judge.gpusPerReplica",
-    *(f"spec.judge.{name}" for name in ("path", "dtype", "maxTokens")),
-    *(f"spec.judge.{name}" for name in ("gpuMemoryShare", "kvCacheGib")),
-    *(
-        f"spec.roles.{role}.{name}"
-        for role in ("tools", "retriever", "judge")
-        for name in ("replicas", "cpu")
-    ),
-    *("spec.agent.tools.timeLimitSeconds", "spec.agent.turnTokens"),
-    *("spec.agent.cutTurns", "spec.agent.toolSteps", "spec.agent.toolFailure"),
-    # verl has one key for all of its losses, which stands at that of the clipped one.
-    *(
-        f"spec.algorithm.policyLoss.{loss}.{field}{side}"
-        for loss, field in (
-            ("gspo", "clip"),
-            ("cispo", "clip"),
-            ("geoMean", "clip"),
-            ("clipCov", "clip"),
-            ("dppoTv", "divergence"),
-            ("dppoKl", "divergence"),
-        )
-        for side in ("Low", "High")
-    ),
-    "spec.algorithm.entropyControl",
-    *("spec.algorithm.highEntropyShare", "spec.algorithm.offPolicyThreshold"),
-    *("spec.algorithm.maskTruncated", "spec.algorithm.onlineDpo"),
-    *(f"spec.algorithm.policyLoss.{name}" for name in ("vespo", "primeRl", "ipo")),
-    "spec.algorithm.policyLoss.trajectoryBalance",
-    "spec.algorithm.distillation.beta",  # of a divergence that verl has not
-    "spec.algorithm.distillation.reprompt",
-    *("spec.data.teacherPromptKey", "spec.data.maxTeacherPromptTokens"),
-    # It stands at that of a KL in the loss alone.
-    *(f"spec.algorithm.kl.lossTerm.{field}" for field in ("estimator", "coefficient")),
-    "spec.algorithm.kl.referenceRefresh",
-    # verl has one key for a number or a pair.
-    "spec.algorithm.rolloutCorrection.weightFloor",
-    "spec.algorithm.policyLoss.dppoTv.ratioLimit",
-    "spec.algorithm.policyLoss.dppoKl.ratioLimit",
-}
+OURS = field_paths(
+    """
+spec.data: answerKey chosenKey curriculum.key curriculum.order dataSource demonstrationAnswerKey
+spec.data: demonstrationPromptKey demonstrations guidanceKey labelKey marginKey
+spec.data: maxTeacherPromptTokens rejectedKey splitPairs teacherPromptKey textPrompts
+spec.algorithm: certaintyReward distillation.reprompt dpo entropyControl gigpo groupFilter guidance
+spec.algorithm: highEntropyShare kl.referenceRefresh kl.unbiased kto maskTruncated
+spec.algorithm: offPolicyThreshold onlineDpo positiveExamples ppo.criticLambda
+spec.algorithm: ppo.lengthAdaptiveAlpha ppo.whitenRewards rewardModel scoreClip supervised
+spec.algorithm: truncationPenalty
+spec.algorithm: custom policyLoss.custom  # there a module's imports
+spec.algorithm: distillation.beta  # of a divergence that verl has not
+spec.algorithm.kl.lossTerm: coefficient estimator  # at that of a KL in the loss alone
+spec.algorithm.policyLoss: flowrl  # whose numbers stand in the recipe's code
+spec.algorithm.policyLoss: ipo primeRl trajectoryBalance vespo
+# verl has one key for all of its losses, which stands at that of the clipped one.
+spec.algorithm.policyLoss: cispo.clipHigh cispo.clipLow clipCov.clipHigh clipCov.clipLow
+spec.algorithm.policyLoss: dppoKl.divergenceHigh dppoKl.divergenceLow dppoTv.divergenceHigh
+spec.algorithm.policyLoss: dppoTv.divergenceLow geoMean.clipHigh geoMean.clipLow gspo.clipHigh
+spec.algorithm.policyLoss: gspo.clipLow
+# verl has one key for a number or a pair.
+spec.algorithm: policyLoss.dppoKl.ratioLimit policyLoss.dppoTv.ratioLimit
+spec.algorithm: rolloutCorrection.weightFloor
+spec.model: averageDecay
+spec.model.lora: baseType dropout experts init modulesToSave rankStabilized
+spec.critic.lora: baseType dropout experts init modulesToSave rankStabilized
+spec.optimizer: loraPlusRatio power
+spec.critic.optimizer: loraPlusRatio power
+spec.rewards: errorScore onError source.configMap source.package timeLimitSeconds weight
+spec.rewardModel: mean
+spec.rollout: drafts kvCacheGib stopStrings stopTokenIds structuredOutput
+spec.rollout.validation: minP repetitionPenalty
+spec.training: sharePrompts skipZeroGradientGroups
+spec.roles: actorRollout.cpu actorRollout.ranksPerReplica actorRollout.threadsPerRank rollout
+spec.roles: judge.cpu judge.replicas retriever.cpu retriever.replicas reward.replicas tools.cpu
+spec.roles: tools.replicas
+# Which key of a reward model is one of a judge's, a function beside it decides.
+spec.judge: dtype gpuMemoryShare kvCacheGib maxTokens path
+spec.roles.judge: gpusPerReplica
+spec.agent: cutTurns toolFailure toolSteps tools.timeLimitSeconds turnTokens
+"""
+)
 
 
 def rows() -> list[tuple[str, str, str]]:

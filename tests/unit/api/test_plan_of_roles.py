@@ -1,5 +1,3 @@
-"""What `ppojob plan` says of a job with every role, several ranks and GPUs."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a job may override of a pod, and what it may not."""
-
 from typing import Any
 
 import pytest

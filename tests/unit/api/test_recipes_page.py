@@ -1,5 +1,3 @@
-"""What docs/recipes.md and examples/ show is accepted."""
-
 import re
 from pathlib import Path
 

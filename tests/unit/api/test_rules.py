@@ -1,5 +1,3 @@
-"""Rules are read as an API server reads them, and speak of fields that there are."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""The resolved configuration: nothing open, the same bytes for the same job, and back again."""
-
 import hashlib
 import json
 import os
@@ -102,10 +100,7 @@ def test_the_lower_bound_of_a_ratio_is_written_out() -> None:
     assert [one.low for one in spec.algorithm.rollout_correction.rejection] == [0.25, None]
 
 
-MODEL_AND_CRITIC = {
-    "rewardModel": {"path": "/models/r"},
-    "algorithm": algorithm("ppo"),
-}
+MODEL_AND_CRITIC = {"rewardModel": {"path": "/models/r"}, "algorithm": algorithm("ppo")}
 
 
 @pytest.mark.parametrize(
@@ -118,9 +113,7 @@ MODEL_AND_CRITIC = {
         (1, False, ("bfloat16", "bfloat16", "bfloat16")),
     ],
 )
-def test_types_of_numbers_follow_the_device(
-    gpus: int, native: bool | None, types: tuple[str, str, str]
-) -> None:
+def test_types_of_numbers_follow_the_device(gpus: int, native: bool | None, types):
     roles = {"actorRollout": {"gpusPerReplica": gpus}}
     config = resolve(
         job(**MODEL_AND_CRITIC, roles=roles), facts=EngineFacts(native_bfloat16=native)

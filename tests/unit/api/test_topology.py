@@ -1,5 +1,3 @@
-"""Pods and ranks of a job, by hand."""
-
 from typing import Any
 
 import pytest
@@ -102,8 +100,7 @@ def test_a_reward_model_alone_needs_no_reward_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "left"),
-    [("validateOnly", ["rewardModel", "reward"]), ("generateOnly", [])],
+    ("field", "left"), [("validateOnly", ["rewardModel", "reward"]), ("generateOnly", [])]
 )
 def test_a_job_without_training_has_no_models_to_train_with(field: str, left: list[str]) -> None:
     apart = {"colocateWith": "none"}

@@ -1,5 +1,3 @@
-"""`ppojob validate` and `ppojob plan`: what they print, where, and how they end."""
-
 import json
 import re
 import subprocess
@@ -47,7 +45,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def judge(arguments: list[str], text: str | None = None) -> Result:
-    """What `ppojob validate` says of manifests whose files are not there."""
     return CliRunner().invoke(validate, ["--offline", *arguments], input=text)
 
 
@@ -135,9 +132,7 @@ class TestValidate:
         ],
     )
     @pytest.mark.processes
-    def test_inputs_on_a_volume_of_a_cluster(
-        self, mount: str, model: str, *, is_looked_at: bool
-    ) -> None:
+    def test_inputs_on_a_volume_of_a_cluster(self, mount: str, model: str, *, is_looked_at: bool):
         pods = f"spec.pods=[{{volumes: [{{claimName: c, mountPath: {mount}}}]}}]"
         options = ["--set", pods, "--set", f"spec.model.path={model}"]
         result = CliRunner().invoke(validate, ["one.yaml", *options])

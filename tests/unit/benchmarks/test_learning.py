@@ -1,5 +1,3 @@
-"""What is shown of the algorithms that learn is what was recorded, of the jobs as they are."""
-
 from types import ModuleType
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a run takes of another one's checkpoint, and what it refuses."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,7 @@ def branch(tmp_path: Path, run: str = "runs/sum", step: int | None = None, **spe
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("source", ["runs/sum", "bucket/sum"])
-def test_a_branch_that_was_broken_off_begins_as_another(
-    source: str, point: str, tmp_path: Path
-) -> None:
+def test_a_branch_that_was_broken_off_begins_as_another(source: str, point: str, tmp_path: Path):
     train(tmp_path / "runs" / "sum", job_of(tmp_path), 1, 2)
     config = branch(tmp_path, source, optimizer={"learningRate": 1e-3})
     calm, broken = tmp_path / "calm", tmp_path / "broken"
@@ -123,9 +119,7 @@ def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) 
     ],
     ids=str,
 )
-def test_rounds_that_are_under_way_are_of_as_many_prompts(
-    changes: dict[str, Any] | None, where: str | None, tmp_path: Path
-) -> None:
+def test_rounds_that_are_under_way_are_of_as_many_prompts(changes, where, tmp_path):
     """So that a place is never in the middle of one, and its number says which rows it has."""
     rounds, ahead = {"promptsPerRound": 1}, {"rollout": {"maxStaleness": 2}}
     before = {**ALGORITHM, "dynamicSampling": rounds}
@@ -163,9 +157,7 @@ BY_BATCHES = {"train": [{"path": name, "weight": 1} for name in ("a.jsonl", "b.j
         (OTHER_DATA, {"promptsPerStep": 2}, False),
     ],
 )
-def test_what_is_read_by_whole_batches_begins_anew_with_others(
-    data: dict[str, Any], algorithm: dict[str, Any], is_anew: bool, tmp_path: Path
-) -> None:
+def test_what_is_read_by_whole_batches_begins_anew_with_others(data, algorithm, is_anew, tmp_path):
     """A place may lie in the middle of one: of files with weights, of an order by difficulty."""
     shown = {"demonstrations": [{"path": "c.jsonl"}]} if "supervised" in algorithm else {}
     two = {"coefficient": 0.1, "rowsPerStep": 2}

@@ -1,5 +1,3 @@
-"""Copies of checkpoints in a store, which is a folder here."""
-
 import contextlib
 import importlib.util
 import shutil

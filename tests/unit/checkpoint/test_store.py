@@ -1,5 +1,3 @@
-"""Checkpoints: damage is refused by name, foreign ones are refused by the item that differs."""
-
 import json
 import os
 import re

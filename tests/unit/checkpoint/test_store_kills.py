@@ -1,5 +1,3 @@
-"""A process killed at every failpoint of a checkpoint leaves the old one or the new, never half."""
-
 import json
 import os
 import random
@@ -31,7 +29,6 @@ EXPORT_POINTS = [point for point in failpoints.all_points() if point.startswith(
 
 @pytest.fixture(scope="module")
 def run_process() -> Iterator[Callable[..., int]]:
-    """Run a script in a process of its own; gives its exit code, negative for a signal."""
     command = [sys.executable, kill_server.__file__]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

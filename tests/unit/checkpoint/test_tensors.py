@@ -1,5 +1,3 @@
-"""Shard files: read back as they were, equal bytes for equal tensors, readable by others."""
-
 import hashlib
 import os
 from pathlib import Path

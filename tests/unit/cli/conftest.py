@@ -23,8 +23,6 @@ ACCURACY = "val-core/ppojob/addition/acc/mean@1"
 
 @dataclass
 class FakeRun:
-    """Writes what the pods of a job would."""
-
     folder: Path
 
     @property
@@ -104,7 +102,6 @@ def run(run_called: Callable[[str], FakeRun]) -> FakeRun:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
-    """An API server to which the kubeconfig leads."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     with serving() as fake:

@@ -1,5 +1,3 @@
-"""What `validate` says of conversations: the template's turns, and the format's tokens."""
-
 from pathlib import Path
 from typing import get_args
 

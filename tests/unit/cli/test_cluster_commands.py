@@ -1,5 +1,3 @@
-"""`status`, and what it shares with all commands about a job on a cluster: over real HTTP."""
-
 import ssl
 from pathlib import Path
 
@@ -21,16 +19,13 @@ from ppojob_cli.cluster import lifecycle
 
 
 def refused(*arguments: str) -> str:
-    """The one line that is said."""
     said = call(*arguments, code=2)
     assert said.count("\n") == 1
     return said
 
 
 @pytest.mark.parametrize("text", [None, "", "]", "[]", "clusters: 1", '{"contexts": []}'])
-def test_no_kubeconfig_or_a_broken_one(
-    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kubeconfig_or_a_broken_one(text: str | None, tmp_path: Path, monkeypatch):
     if text is not None:
         (tmp_path / "broken").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
@@ -48,9 +43,7 @@ def test_no_kubeconfig_or_a_broken_one(
         (("status", "sum", "--namespace", "../lab"), '--namespace: got "../lab": '),
     ],
 )
-def test_what_is_no_name_is_not_asked_for(
-    arguments: tuple[str, ...], told: str, server: FakeApiServer
-) -> None:
+def test_what_is_no_name_is_not_asked_for(arguments, told: str, server: FakeApiServer):
     assert refused(*arguments).startswith(told)
     assert server.requests == []
 
@@ -72,9 +65,7 @@ def test_nobody_answers(server: FakeApiServer, tmp_path: Path) -> None:
         (Answer(value=job({"phase": "Levitating"})), "it is of another version of PPOJob"),
     ],
 )
-def test_an_answer_that_is_of_no_use(
-    answer: Answer | None, words: str, server: FakeApiServer
-) -> None:
+def test_an_answer_that_is_of_no_use(answer: Answer | None, words: str, server: FakeApiServer):
     if answer is not None:
         server.routes[f"GET {JOB}"] = answer
     assert words in refused("status", "sum")
@@ -104,9 +95,7 @@ def test_the_namespace_and_the_token_of_the_kubeconfig_are_used(server: FakeApiS
 
 @pytest.mark.processes
 @pytest.mark.parametrize("known", [True, False])
-def test_certificates_of_the_kubeconfig_are_used_as_kubectl_does(
-    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificates_of_the_kubeconfig_are_used_as_kubectl_does(known, tmp_path, monkeypatch):
     context = make_context(tmp_path)
     context.load_verify_locations(tmp_path / "ca.crt")
     context.verify_mode = ssl.CERT_REQUIRED
@@ -129,9 +118,7 @@ def test_certificates_of_the_kubeconfig_are_used_as_kubectl_does(
         assert [one.path for one in server.requests] == [JOB] * known
 
 
-def test_where_the_cluster_is_may_stand_before_the_command(
-    server: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_cluster_is_may_stand_before_the_command(server, tmp_path, monkeypatch):
     monkeypatch.delenv("KUBECONFIG")
     server.routes[f"GET {JOB}"] = Answer(value=job())
     place = ["-n", "lab", "--context", "here", "--kubeconfig", str(tmp_path / "kubeconfig")]
@@ -147,9 +134,7 @@ def test_a_command_of_this_machine_takes_no_cluster() -> None:
     )
 
 
-def test_a_watched_status_is_written_when_it_is_another_one(
-    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watched_status_is_written_when_it_is_another_one(server: FakeApiServer, monkeypatch):
     monkeypatch.setattr(lifecycle, "_WATCH_SECONDS", 0.01)
     turns = iter(["Starting", "Starting", "Succeeded"])
 

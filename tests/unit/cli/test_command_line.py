@@ -1,5 +1,3 @@
-"""What the command line says of itself, and what it does where only a part is installed."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -60,9 +58,7 @@ def test_an_unknown_command_is_told_those_that_there_are() -> None:
     )
 
 
-def test_the_plugin_calls_itself_as_its_user_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plugin_calls_itself_as_its_user_does(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-ppojob", "status", "--help"])
     with pytest.raises(SystemExit) as ended:
         main.plugin()

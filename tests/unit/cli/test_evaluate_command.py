@@ -1,5 +1,3 @@
-"""`ppojob evaluate`: numbers of files that are worked out by hand, and what it refuses."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""`explain`, over real HTTP to an API server of a few answers."""
-
 from typing import Any
 
 from cluster_commands import EVENTS, JOB, PODS, call, job, pod, status_of
@@ -11,7 +9,6 @@ ADMITTED = {**status_of("Admitted", "Starting"), "observedGeneration": 1}
 
 
 def explained(server: FakeApiServer, found: dict[str, Any], *pods: Any, **routes: Any) -> str:
-    """What is said of a job, without its line breaks."""
     server.routes |= {f"GET {JOB}": Answer(value=found), f"GET {PODS}": listed(*pods)}
     server.routes |= {f"GET {EVENTS}": listed(), **routes}
     return " ".join(call("explain", "sum").split())
@@ -61,9 +58,7 @@ def test_what_may_not_be_seen_is_named(server: FakeApiServer) -> None:
     ]
 
 
-def test_the_last_word_of_the_controller_is_read_off_the_managed_fields(
-    server: FakeApiServer,
-) -> None:
+def test_the_last_word_of_the_controller_is_read_off_the_managed_fields(server: FakeApiServer):
     stuck = {
         **status_of("Training", "Running"),
         "observedGeneration": 1,

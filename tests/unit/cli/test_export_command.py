@@ -48,7 +48,6 @@ def checkpoint(run: Path, model: dict[str, object], **sections: dict[str, object
 
 
 def refused(run: Path, output: Path, *options: str) -> str:
-    """What is said where nothing is exported."""
     command = ["export", str(run), "--output", str(output), *options]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 2
@@ -97,9 +96,7 @@ def test_adapters_that_a_job_began_with_stay_in_their_export(run: Path, tmp_path
 
 
 @pytest.mark.parametrize("options", [["--critic"], []])
-def test_neither_the_policy_s_nor_the_critic_s_beginning_is_written_over(
-    run: Path, tmp_path: Path, options: list[str]
-) -> None:
+def test_neither_the_policy_s_nor_the_critic_s_beginning_is_written_over(run, tmp_path, options):
     """Whichever of the two is written."""
     other = tmp_path / "other"
     other.mkdir()

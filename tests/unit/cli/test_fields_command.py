@@ -1,5 +1,3 @@
-"""`ppojob fields` knows every field of the models, and no other."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""Numbers as people read them."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

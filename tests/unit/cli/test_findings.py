@@ -1,5 +1,3 @@
-"""Why a job does not go on, case by case: from what is seen to what is said."""
-
 import dataclasses
 import datetime
 from typing import Any, get_args

@@ -1,5 +1,3 @@
-"""Ctrl-C and other signals that ask a command to end."""
-
 import os
 import signal
 import subprocess
@@ -24,9 +22,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_closed_terminal_or_a_service_manager_asks_however_often(
-    number: signal.Signals, interrupts: Interrupts
-) -> None:
+def test_a_closed_terminal_or_a_service_manager_asks_however_often(number, interrupts):
     for _ in range(3):
         signal.raise_signal(number)
         assert interrupts.count == 1

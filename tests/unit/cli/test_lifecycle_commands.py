@@ -1,5 +1,3 @@
-"""`suspend` and `resume`, over real HTTP to an API server of a few answers."""
-
 from typing import Any
 
 from cluster_commands import JOB, call, job, status_of

@@ -1,5 +1,3 @@
-"""Pods on one machine: their addresses, and what is made of whatever answers at one."""
-
 import shutil
 import socket
 import subprocess
@@ -30,10 +28,7 @@ def test_no_address_is_given_twice() -> None:
 def test_where_somebody_listens_is_no_room_for_a_pod(port: int) -> None:
     with closing(Addresses(ranks_per_pod=4)) as addresses:
         free = addresses.take()
-    with (
-        socket.create_server((free, port)),
-        closing(Addresses(ranks_per_pod=4)) as addresses,
-    ):
+    with socket.create_server((free, port)), closing(Addresses(ranks_per_pod=4)) as addresses:
         assert addresses.take() != free
 
 

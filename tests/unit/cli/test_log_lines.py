@@ -1,5 +1,3 @@
-"""Lines of many logs in one order, and none of them twice."""
-
 import datetime
 import math
 
@@ -7,14 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_cli.cluster.log_lines import (
-    LogLine,
-    Position,
-    ReorderBuffer,
-    merged,
-    parse_stamp,
-    stamped,
-)
+from ppojob_cli.cluster import log_lines
 from ppojob_cli.figures import seconds_of
 from ppojob_operator.state import Time
 
@@ -27,8 +18,8 @@ def microseconds(count: int) -> datetime.timedelta:
     return datetime.timedelta(microseconds=count)
 
 
-def lines_of(stream: list[Time], pod: int) -> list[LogLine]:
-    return [LogLine(time, f"pod-{pod}", f"{pod}.{i}") for i, time in enumerate(stream)]
+def lines_of(stream: list[Time], pod: int) -> list[log_lines.LogLine]:
+    return [log_lines.LogLine(time, f"pod-{pod}", f"{pod}.{i}") for i, time in enumerate(stream)]
 
 
 @pytest.mark.parametrize(
@@ -42,37 +33,35 @@ def lines_of(stream: list[Time], pod: int) -> list[LogLine]:
 )
 def test_stamps(line: str, expected: tuple[int, str]) -> None:
     after, text = expected
-    assert parse_stamp(line) == (START + microseconds(after), text)
+    assert log_lines.parse_stamp(line) == (START + microseconds(after), text)
 
 
 @pytest.mark.parametrize("line", ["", "words", "2026-01-02 words", "2026-13-02T03:04:05Z words"])
 def test_no_stamp(line: str) -> None:
-    assert parse_stamp(line) is None
+    assert log_lines.parse_stamp(line) is None
 
 
 def test_a_line_without_a_time_stays_behind_the_one_above_it() -> None:
     lines = ["2026-01-02T03:04:05.2Z a", "trace", "2026-01-02T03:04:05.1Z b"]
-    said = list(stamped("x", lines))
+    said = list(log_lines.stamped("x", lines))
     assert [line.text for line in said] == ["a", "trace", "b"]
     assert len({line.time for line in said}) == 1
 
 
 @given(streams, st.none() | st.integers(1, 10))
-def test_merged_lines_are_in_order_and_complete(
-    given_streams: list[list[Time]], tail: int | None
-) -> None:
+def test_merged_lines_are_in_order_and_complete(given_streams: list[list[Time]], tail: int | None):
     logs = [lines_of(stream, pod) for pod, stream in enumerate(given_streams)]
-    whole = list(merged(logs, None))
+    whole = list(log_lines.merged(logs, None))
     assert [line.time for line in whole] == sorted(line.time for log in logs for line in log)
     for pod, log in enumerate(logs):
         assert [line for line in whole if line.pod == f"pod-{pod}"] == log
     if tail is not None:
-        assert list(merged(logs, tail)) == whole[-tail:]
+        assert list(log_lines.merged(logs, tail)) == whole[-tail:]
 
 
 @given(st.lists(times, min_size=1, max_size=12).map(sorted), st.data())
 def test_a_log_that_is_read_in_pieces_is_read_once(stream: list[Time], data: st.DataObject) -> None:
-    log, position, read = lines_of(stream, 0), Position(), list[LogLine]()
+    log, position, read = lines_of(stream, 0), log_lines.Position(), list[log_lines.LogLine]()
     while len(read) < len(log):
         # The API server begins anew at the second of the last line; then the connection breaks.
         since = position.time.replace(microsecond=0)
@@ -88,15 +77,18 @@ def test_a_log_that_is_read_in_pieces_is_read_once(stream: list[Time], data: st.
 
 def test_a_position_in_time_leaves_out_what_is_older() -> None:
     log = lines_of([START, START + microseconds(2)], 0)
-    later = Position(START + microseconds(1))
+    later = log_lines.Position(START + microseconds(1))
     assert later.since == "2026-01-02T03:04:05Z"
     assert list(later.rest(log)) == log[1:]
-    assert Position().since == "1970-01-01T00:00:00Z"
+    assert log_lines.Position().since == "1970-01-01T00:00:00Z"
 
 
 def test_lines_that_come_late_find_their_place() -> None:
-    buffer = ReorderBuffer(1.0)
-    early, late = LogLine(START, "a", "early"), LogLine(START + microseconds(1), "b", "late")
+    buffer = log_lines.ReorderBuffer(1.0)
+    early, late = (
+        log_lines.LogLine(START, "a", "early"),
+        log_lines.LogLine(START + microseconds(1), "b", "late"),
+    )
     buffer.put(late, now=0.0)
     assert list(buffer.take(0.9)) == []
     buffer.put(early, now=0.5)
@@ -108,7 +100,7 @@ def test_lines_that_come_late_find_their_place() -> None:
 
 @given(streams)
 def test_held_lines_keep_the_order_of_their_pod(given_streams: list[list[Time]]) -> None:
-    buffer, out = ReorderBuffer(1.0), list[LogLine]()
+    buffer, out = log_lines.ReorderBuffer(1.0), list[log_lines.LogLine]()
     logs = [lines_of(stream, pod) for pod, stream in enumerate(given_streams)]
     for moment, log in enumerate(logs):
         for line in log:

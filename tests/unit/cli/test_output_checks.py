@@ -1,5 +1,3 @@
-"""A run folder: what lies there is not lost without a word, and a checkpoint fits."""
-
 import json
 import os
 from collections.abc import Iterator
@@ -41,9 +39,7 @@ def job_with(tmp_path: Path, *settings: str) -> RunConfig:
     return resolve(load_job(tiny_jobs.write_manifest(tmp_path, tmp_path), settings))
 
 
-def test_answers_of_another_model_at_the_same_path_are_not_taken_for_these(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_answers_of_another_model_at_the_same_path_are_not_taken_for_these(folder, tmp_path):
     config = job_with(tmp_path, "spec.steps.generateOnly=true")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -124,9 +120,7 @@ def test_steps_of_other_jobs_and_settings_are_not_thrown_away(
         ["spec.rollout.temperature=0.5", "spec.seed=5"],
     ],
 )
-def test_what_differs_is_named_as_its_author_wrote_it(
-    changes: list[str], folder: Path, config: RunConfig, tmp_path: Path
-) -> None:
+def test_what_differs_is_named_as_its_author_wrote_it(changes, folder, config, tmp_path):
     leave_run(folder, job_with(tmp_path, *changes), 1)
     named = [line.partition(": got ")[0] for line in check_checkpoints(config, folder)]
     assert named == [change.partition("=")[0] for change in changes]
@@ -144,9 +138,7 @@ def test_a_run_without_steps_is_in_nobodys_way_and_a_longer_one_goes_on(
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "export/model.safetensors", "metrics.jsonl"])
-def test_what_no_run_has_left_is_not_written_over(
-    name: str, config: RunConfig, tmp_path: Path
-) -> None:
+def test_what_no_run_has_left_is_not_written_over(name: str, config: RunConfig, tmp_path: Path):
     folder = tmp_path / "mine"
     theirs = folder / name
     theirs.parent.mkdir(parents=True)

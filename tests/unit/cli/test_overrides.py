@@ -1,5 +1,3 @@
-"""`--set PATH=VALUE`: where values go, and how wrong ones are told."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The page of runs: what it shows, that no text of a run becomes markup, and how large it is."""
-
 import base64
 import hashlib
 import json
@@ -287,9 +285,7 @@ def test_steps_that_are_asked_for(run) -> None:
         ([".", "-o", "no/such/page.html"], "--output: got no/such/page.html: "),
     ],
 )
-def test_what_is_refused(
-    run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], where: str
-) -> None:
+def test_what_is_refused(run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], where: str):
     run.step(1)
     monkeypatch.chdir(run.folder)
     refused = made(*arguments)

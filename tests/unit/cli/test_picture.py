@@ -1,5 +1,3 @@
-"""A job's status as a person sees it, in pipes and on terminals."""
-
 import io
 from typing import Any
 

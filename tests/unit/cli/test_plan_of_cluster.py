@@ -1,5 +1,3 @@
-"""What `ppojob plan` says of a cluster is what the operator would make."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What the reader makes of a run folder in every state in which a run may leave it."""
-
 from pathlib import Path
 
 import pytest
@@ -118,9 +116,7 @@ def test_names_of_validations_and_stages_by_their_length() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(moves=st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=25))
-def test_looking_again_and_again_sees_what_one_look_sees(
-    tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[int, bool]]
-) -> None:
+def test_looking_again_and_again_sees_what_one_look_sees(tmp_path_factory, moves):
     """A number appends that many steps; 0 cuts half of the file away; not each move is seen."""
     path = tmp_path_factory.mktemp("run")
     metrics = path / "metrics.jsonl"

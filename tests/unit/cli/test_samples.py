@@ -1,5 +1,3 @@
-"""Samples of a step: which rows, and that no text of a model rewrites the terminal."""
-
 import logging
 
 import pyarrow as pa

@@ -1,5 +1,3 @@
-"""`ppojob tools`, word for word, on verl's YAML and on Python."""
-
 from pathlib import Path
 
 import pytest

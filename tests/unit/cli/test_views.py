@@ -1,5 +1,3 @@
-"""What is shown: plain lines and the live table, from folders in all states."""
-
 import io
 import math
 
@@ -178,10 +176,7 @@ class TestPlain:
         (
             {"steps": 0, "validation": {"first": {}, "last": {ACCURACY: 0.36}}},
             contract.EXIT_DONE,
-            [
-                "done: validated, nothing was trained",
-                "  validation  ppojob/addition mean@1: 0.360",
-            ],
+            ["done: validated, nothing was trained", "  validation  ppojob/addition mean@1: 0.360"],
         ),
         (
             {"phase": "Interrupted", "steps": 1, "tokens": 480, "validation": {}},
@@ -289,10 +284,7 @@ STATES = {
     ),
     "training": (state("Training", 13, 20, "update_actor", 1_190.0, steps=13), {}),
     "long": (state("Training", 3_001, 100_000, "gen", 1_190.0, steps=3_001), {}),
-    "drawing": (
-        RunState(RunStatus("Training", 3, 20, "gen", 1_190.0, rows=(1_900, 2_048))),
-        {},
-    ),
+    "drawing": (RunState(RunStatus("Training", 3, 20, "gen", 1_190.0, rows=(1_900, 2_048))), {}),
     "recovering": (
         state("Recovering", 13, 20, "gen", 1_190.0, "reward: \x1b[2Jlost\nmore", 2, steps=13),
         PODS,

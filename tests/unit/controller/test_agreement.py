@@ -1,5 +1,3 @@
-"""Pods that do not run the same program, settings or model."""
-
 import errno
 import threading
 from collections.abc import Callable

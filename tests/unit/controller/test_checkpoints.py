@@ -1,5 +1,3 @@
-"""Checkpoints that ranks write, also beside the steps: when they count, what a failure costs."""
-
 import hashlib
 import threading
 import time
@@ -111,7 +109,6 @@ def finish(ranks: list[Rank]) -> None:
 
 
 def work(checkpoints: Checkpoints, name: str, until: Callable[[], bool] = lambda: True) -> None:
-    """Have the ranks work for a while, which the controller awaits; on a busy machine again."""
     for again in range(20):
         checkpoints.roles.barrier(checkpoints.roles.saved, 3, f"work/{name}/{again}")
         if until():

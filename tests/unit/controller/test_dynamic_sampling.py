@@ -1,5 +1,3 @@
-"""Which prompts a batch is made of, and what of several rounds is left over."""
-
 import itertools
 import math
 from types import SimpleNamespace
@@ -92,9 +90,7 @@ def test_responses_that_score_the_same_are_no_signal(numbers, samples, dropped, 
         ({"mean_above": 0.25, "mean_below": 0.75}, [False, True, False, False]),
     ],
 )
-def test_groups_are_replaced_whose_mean_is_out_of_bounds(
-    bounds: dict[str, float], signals: list[bool]
-) -> None:
+def test_groups_are_replaced_whose_mean_is_out_of_bounds(bounds, signals):
     means = DynamicSamplingSpec(**bounds).means
     groups = [[0.0, 0.5], [0.0, 1.0], [0.5, 1.0], [0.5, 0.5]]
     numbers = [number for group in groups for number in group]

@@ -1,5 +1,3 @@
-"""Which prompts an engine draws, and which of its ranks keeps them."""
-
 import pytest
 
 from ppojob_trainer.controller.engines import Engines

@@ -1,5 +1,3 @@
-"""What goes over the wire to the API server, and what its answers mean."""
-
 from pathlib import Path
 
 import pytest
@@ -39,9 +37,7 @@ def test_it_is_looked_once_and_then_the_training_of_one_job_is_written(server) -
 
 
 @pytest.mark.parametrize("has_written", [False, True])
-def test_another_job_of_the_name_or_one_that_is_gone_is_never_written_to(
-    server, has_written
-) -> None:
+def test_another_job_of_the_name_or_one_that_is_gone_is_never_written_to(server, has_written):
     one = resource(server)
     if has_written:
         one.write(STEP_3)

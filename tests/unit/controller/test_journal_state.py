@@ -1,25 +1,9 @@
-"""What a journal says of the values of prompts, of which a step tells those that it changed."""
-
 import msgspec
 from run_progress import progress_behind
 
-from ppojob_trainer.checkpoint.journal import (
-    AttemptStarted,
-    CheckpointBegun,
-    CheckpointSaved,
-    Event,
-    Resumed,
-    Rewound,
-    StepDone,
-    StepTrained,
-)
+from ppojob_trainer.checkpoint import journal
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.journal_state import (
-    JournalState,
-    changes,
-    read_journal_state,
-    without_tables,
-)
+from ppojob_trainer.controller import journal_state
 from ppojob_trainer.data.score_history import RowHistory
 
 STATEFUL = frozenset({"actor"})
@@ -35,21 +19,21 @@ ONE, TWO = behind(1, a=2.0), behind(2, a=2.0, b=3.0)
 THREE = behind(3, a=4.0, b=3.0)
 
 
-def done(before: Progress, after: Progress) -> StepDone:
-    return StepDone(time=0.0, progress=changes(before, after))
+def done(before: Progress, after: Progress) -> journal.StepDone:
+    return journal.StepDone(time=0.0, progress=journal_state.changes(before, after))
 
 
-def resumed(progress: Progress) -> Resumed:
-    return Resumed(time=0.0, progress=progress)
+def resumed(progress: Progress) -> journal.Resumed:
+    return journal.Resumed(time=0.0, progress=progress)
 
 
-def read(*events: Event) -> JournalState:
-    return read_journal_state(events, STATEFUL)
+def read(*events: journal.Event) -> journal_state.JournalState:
+    return journal_state.read_journal_state(events, STATEFUL)
 
 
 def test_a_step_tells_the_values_that_it_changed() -> None:
-    assert changes(TWO, THREE) == behind(3, a=4.0)
-    assert changes(TWO, TWO) == behind(2)
+    assert journal_state.changes(TWO, THREE) == behind(3, a=4.0)
+    assert journal_state.changes(TWO, TWO) == behind(2)
 
 
 def test_a_step_tells_the_rows_that_it_has_drawn() -> None:
@@ -57,10 +41,10 @@ def test_a_step_tells_the_rows_that_it_has_drawn() -> None:
     one = msgspec.structs.replace(progress_behind(1), rows_seen={"4": first}, sampler_state="7")
     both = {"4": first, "10": second}
     two = msgspec.structs.replace(progress_behind(2), rows_seen=both, sampler_state="8")
-    told = changes(one, two)
+    told = journal_state.changes(one, two)
     assert told == msgspec.structs.replace(two, rows_seen={"10": second})
     assert read(
-        resumed(BEGINNING), done(BEGINNING, one), StepDone(time=0.0, progress=told)
+        resumed(BEGINNING), done(BEGINNING, one), journal.StepDone(time=0.0, progress=told)
     ) == read(resumed(two))
 
 
@@ -73,18 +57,20 @@ def test_steps_add_up_to_the_state_behind_the_last() -> None:
 
 
 def test_what_was_thrown_away_is_forgotten() -> None:
-    rewound = Rewound(time=0.0, from_step=3, to_step=1, reason="lost")
+    rewound = journal.Rewound(time=0.0, from_step=3, to_step=1, reason="lost")
     assert read(*STEPS, rewound).progress is None
     assert read(*STEPS, rewound, resumed(ONE)).progress == ONE
     other = behind(2, a=2.0, c=7.0)
     assert read(*STEPS, rewound, resumed(ONE), done(ONE, other)).progress == other
-    attempt = AttemptStarted(time=0.0, role="actor", attempt=2, world_size=1)
+    attempt = journal.AttemptStarted(time=0.0, role="actor", attempt=2, world_size=1)
     assert read(*STEPS, attempt).progress is None
     assert read(*STEPS, attempt, resumed(TWO), done(TWO, THREE)).progress == THREE
 
 
 def test_a_step_that_is_validated_late_keeps_its_values() -> None:
-    trained = StepTrained(time=0.0, progress=without_tables(THREE), metrics={})
+    trained = journal.StepTrained(
+        time=0.0, progress=journal_state.without_tables(THREE), metrics={}
+    )
     ended = [*STEPS[:3], trained, resumed(THREE)]
     assert read(*ended).progress == THREE
     assert read(*ended).unvalidated == trained
@@ -93,9 +79,9 @@ def test_a_step_that_is_validated_late_keeps_its_values() -> None:
 
 
 def test_a_checkpoint_that_is_under_way_has_the_values_of_its_step() -> None:
-    begun = CheckpointBegun(time=0.0, progress=without_tables(TWO), files=())
+    begun = journal.CheckpointBegun(time=0.0, progress=journal_state.without_tables(TWO), files=())
     position = read(*STEPS[:3], begun, *STEPS[3:])
     assert position.begun == msgspec.structs.replace(begun, progress=TWO)
     assert position.progress == THREE
-    saved = CheckpointSaved(time=0.0, step=2, size_bytes=1)
+    saved = journal.CheckpointSaved(time=0.0, step=2, size_bytes=1)
     assert read(*STEPS[:3], begun, saved, *STEPS[3:]).begun is None

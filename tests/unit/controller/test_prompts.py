@@ -1,5 +1,3 @@
-"""The data of a job against the job, as the controller opens it."""
-
 import contextlib
 import json
 from pathlib import Path
@@ -32,7 +30,6 @@ def judged(folder: Path, **changes: object) -> PPOJob | list[str]:
 
 
 def opened(folder: Path, **changes: object) -> int:
-    """Open the data as the controller does; answers how many prompts there are."""
     save_tokenizer(folder / "model")
     row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "tiny"}
     (folder / "train.jsonl").write_text(f"{json.dumps(row)}\n" * ROWS)
@@ -51,9 +48,7 @@ def test_epochs_are_judged_as_the_steps_that_they_make(where: str, tmp_path: Pat
     assert caught.value.problems == (problem,)
 
 
-def test_what_the_end_comes_before_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_end_comes_before_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     changes = {"steps": {"epochs": 3}, "critic": {"warmupSteps": 20}}  # which fits into three
     assert opened(tmp_path, checkpoint={"every": 31}, **changes) == ROWS
     (line,) = (one for one in caplog.messages if one.startswith("spec."))

@@ -1,5 +1,3 @@
-"""What became of a step's rows: which were dropped, and what the run folder says of each."""
-
 import math
 
 import msgspec

@@ -1,5 +1,3 @@
-"""How many rows engines have drawn is asked beside the work, and costs it nothing."""
-
 import threading
 
 import pytest

@@ -1,5 +1,3 @@
-"""Which responses of a step are not trained on."""
-
 import msgspec
 import pytest
 

@@ -1,5 +1,3 @@
-"""Rows as their owners write them: the same, however many requests it takes to describe them."""
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,8 +48,6 @@ def extras(row: int) -> dict[str, float | str]:
 
 
 class Digits:
-    """Reads token ids as they are."""
-
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         return f"{tokens} {skip_special_tokens}"
 

@@ -1,5 +1,3 @@
-"""Scores: asked for once, in chunks where one request cannot hold what is told of the rows."""
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

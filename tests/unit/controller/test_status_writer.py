@@ -1,5 +1,3 @@
-"""When which state is sent, and that nothing of it ever holds up the loop."""
-
 import logging
 import threading
 
@@ -23,8 +21,6 @@ def state(step: int, stage: str = "Training", attempt: int = 1) -> TrainingStatu
 
 
 class Recipient:
-    """Takes states, once it is let; fails as often as it is told."""
-
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
         self.tried: list[TrainingStatus] = []

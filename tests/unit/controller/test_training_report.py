@@ -1,5 +1,3 @@
-"""What the resource of a job shows of its training."""
-
 import pytest
 
 from ppojob_api.v1alpha1.status import TrainingStatus
@@ -67,11 +65,7 @@ def test_what_changes_nothing_is_not_told_and_a_checkpoint_is() -> None:
 
 @pytest.mark.parametrize(
     ("metrics", "kl"),
-    [
-        ({}, 0.1),
-        ({"actor/reward_kl_penalty": 0.3}, 0.3),
-        ({"actor/kl_loss": 0.2}, 0.2),
-    ],
+    [({}, 0.1), ({"actor/reward_kl_penalty": 0.3}, 0.3), ({"actor/kl_loss": 0.2}, 0.2)],
 )
 def test_kl_is_that_to_the_reference_where_there_is_one(metrics, kl) -> None:
     assert Told().after(5, {"actor/ppo_kl": 0.1, **metrics}).kl == kl

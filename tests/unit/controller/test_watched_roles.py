@@ -1,5 +1,3 @@
-"""How the controller takes what supervisors and ranks answer: over real sockets."""
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,10 +126,7 @@ def tells(*identities: PodIdentity) -> Callable[[Any], PodIdentity]:
 
 @pytest.mark.parametrize("reading", [(), (UNREAD, UNREAD)])
 def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods) -> None:
-    """Also by a controller that came back, and by one that must ask again.
-
-    Else a pod that was made again with another model would be compared with itself alone.
-    """
+    """Also by a controller that came back: else the new pod is compared with itself alone."""
     roles = pods(tells(SAME), tells(*reading, OTHER_MODEL))
     assert [group.name for group in roles.missing()] == ["reward"]
     with pytest.raises(ConfigError, match=r"^/m: got b in reward rank 0 and a in actorRollout"):
@@ -174,9 +169,7 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(
         ("reward", RoleLost, "reward supervisor: no answer to identity within 0.5 s"),
     ],
 )
-def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(
-    gone, error, words, actor
-) -> None:
+def test_a_job_that_is_asked_to_end_waits_for_a_role_that_its_step_needs(gone, error, words, actor):
     roles = actor(pod(1, "ready"), idle)
     roles.caller.default_deadline_seconds = 0.5
     peer = Peer(f"{gone} supervisor", "127.0.0.1", 1, gone)  # nobody listens there

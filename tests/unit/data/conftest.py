@@ -29,7 +29,6 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
 def write_folder(
     folder: Path, tokenizer_json: str, template: str | None = CHATML, **config: object
 ) -> Path:
-    """Write a model's folder, as far as prompts are concerned."""
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer_json)
     settings: dict[str, object] = {

@@ -22,7 +22,6 @@ PLAIN = {"write_page_checksum": True, "compression": "none"}
 
 
 def only(*rows: object, **settings: Any) -> Case:
-    """A file of JSON lines."""
     return lambda files: files.errors(files.lines("a.jsonl", *rows), **settings)
 
 
@@ -86,10 +85,6 @@ def demonstrations(files: PromptFiles) -> list[str]:
     ]
 
 
-def no_rows(files: PromptFiles) -> list[str]:
-    return files.errors(files.columns("a.parquet", pa.Table.from_pylist([good_row()]).slice(0, 0)))
-
-
 def torn(files: PromptFiles, name: str, text: str, number: int) -> Path:
     """A table in which a byte of the last row is another than was written."""
     contents = [good_row(f"{row} + 5") for row in range(number)] + [good_row(text)]
@@ -126,7 +121,6 @@ def no_utf8(files: PromptFiles) -> list[str]:
 
 
 def times(kind: pa.DataType, value: int) -> Case:
-    """A time that Python lacks."""
     info = pa.array([{"at": None}, {"at": value}], pa.struct([("at", kind)]))
     table = pa.Table.from_pylist([good_row("3 + 5"), good_row("3 + 6")])
     table = table.set_column(table.column_names.index("extra_info"), "extra_info", info)
@@ -187,7 +181,9 @@ LONG = [good_row(f"{number} + 5 " * 40) for number in (3, 4)]
 CASES: dict[str, Case] = {
     "no files": no_files,
     "no parquet": no_parquet,
-    "no rows": no_rows,
+    "no rows": lambda files: files.errors(
+        files.columns("a.parquet", pa.Table.from_pylist([good_row()]).slice(0, 0))
+    ),
     "too long": rows(*LONG, maxPromptTokens=60),
     "a share that is more than a file has": shares,
     "demonstrations": demonstrations,

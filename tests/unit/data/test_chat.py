@@ -118,13 +118,11 @@ def test_a_template_that_shows_parts_alone_is_given_parts(make_folder: MakeFolde
 
 
 def rendered(folder: Path, **options: Any) -> str:
-    """What the template of a folder makes of a conversation."""
     with ChatTokenizer(folder, **options) as tokenizer:
         return tokenizer.decode(encode_chat(tokenizer, TURNS))
 
 
 def refusal(folder: Path) -> str:
-    """What is said where that fails."""
     with pytest.raises(BadChatTemplate) as caught:
         rendered(folder)
     (line,) = caught.value.problems

@@ -1,5 +1,3 @@
-"""Rows that a Python file makes."""
-
 import textwrap
 from pathlib import Path
 

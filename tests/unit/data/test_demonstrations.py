@@ -1,7 +1,5 @@
-"""Rows that have their answers: their tokens, and which of them are learnt."""
-
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,7 @@ def files(tmp_path: Path) -> PromptFiles:
 
 def opened(files: PromptFiles, *rows: object, **settings: Any) -> PromptDataset:
     settings = {"promptKey": "messages", **settings}
-    spec = files.spec(files.lines("a.jsonl", *rows), **settings)
-    return PromptDataset.open(spec.train, spec, files.chat, given="sft")
+    return files.open(files.lines("a.jsonl", *rows), given="sft", **settings)
 
 
 def told(chat: ChatTokenizer, row: PromptRow) -> list[tuple[str, bool]]:
@@ -54,9 +51,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChatToken
         yield chat
 
 
-def test_a_row_is_what_the_template_writes_of_the_whole(
-    family: ChatTokenizer, tmp_path: Path
-) -> None:
+def test_a_row_is_what_the_template_writes_of_the_whole(family: ChatTokenizer, tmp_path: Path):
     """Up to the end of the last turn of the assistant, whatever the family.
 
     But for the empty thought that Qwen3's template writes before a last turn without one: its
@@ -109,9 +104,7 @@ def test_a_row_is_what_the_template_writes_of_the_whole(
     ],
     ids=["one turn", "a given turn first", "a given turn last", "a tool"],
 )
-def test_turns_of_the_assistant_are_learnt(
-    files: PromptFiles, messages: list[object], answer: list[tuple[str, bool]]
-) -> None:
+def test_turns_of_the_assistant_are_learnt(files: PromptFiles, messages, answer):
     with opened(files, {"messages": messages}) as dataset:
         assert told(files.chat, dataset[0]) == answer
 
@@ -141,12 +134,9 @@ def test_turns_of_the_assistant_are_learnt(
     ids=["question and answer", "text within a struct", "messages and an answer"],
 )
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_pairs(
-    files: PromptFiles, row: Any, settings: Any, prompt: str, answer: str, form: str
-) -> None:
+def test_pairs(files: PromptFiles, row: Any, settings: Any, prompt: str, answer: str, form: str):
     write = {"jsonl": files.lines, "parquet": files.table}[form]
-    spec = files.spec(write(f"a.{form}", row), **settings)
-    with PromptDataset.open(spec.train, spec, files.chat, given="sft") as dataset:
+    with files.open(write(f"a.{form}", row), given="sft", **settings) as dataset:
         assert files.chat.decode(dataset[0].token_ids, skip_special_tokens=False) == prompt
         assert told(files.chat, dataset[0]) == [(answer, True)]
 
@@ -167,9 +157,7 @@ ANN = {"role": "assistant", "content": "Ann."}
         ([], []),
     ],
 )
-def test_given_responses_are_what_the_policy_would_have_drawn(
-    files: PromptFiles, cell: object, answers: list[str]
-) -> None:
+def test_given_responses_are_what_the_policy_would_have_drawn(files, cell, answers):
     """Beside what rewards read; held-out rows are read without them."""
     row, other = ({**ROW, "extra_info": {"guide": {"target": one}}} for one in (cell, "Bea."))
     settings = {"maxResponseTokens": 9, "overlongPrompts": "truncate_right"}
@@ -194,8 +182,7 @@ def test_given_responses_decide_which_rows_there_are(files: PromptFiles) -> None
     """Where they begin to be read, or are cut elsewhere, a run is not gone on with."""
     path, digests = files.lines("a.jsonl", {**ROW, "target": ["Ann."], "other": ["Bea."]}), set()
     for key, limit in ((None, 12), (None, 13), ("target", 12), ("target", 13), ("other", 12)):
-        spec = files.spec(path, guidanceKey=key, maxResponseTokens=limit)
-        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+        with files.open(path, guidanceKey=key, maxResponseTokens=limit) as dataset:
             digests.add(dataset.digest)
     assert len(digests) == 4
 
@@ -223,9 +210,7 @@ CALLED = [
 
 
 @pytest.mark.parametrize("arguments", [{"a": 3}, '{"a": 3}'])
-def test_calls_are_learnt_as_the_template_writes_them(
-    family: ChatTokenizer, tmp_path: Path, arguments: object
-) -> None:
+def test_calls_are_learnt_as_the_template_writes_them(family, tmp_path, arguments):
     """Those of `tool_calls`, behind a prompt that shows the row's tools."""
     if "add" not in str(family.render_chats([CALLED], open_turn=False)):
         pytest.skip("the template shows no calls")
@@ -259,8 +244,8 @@ def test_tools_are_shown_of_each_row(files: PromptFiles, tmp_path: Path) -> None
     files = PromptFiles(tmp_path, chat)
     with opened(files, *rows, toolsKey="schemas") as dataset:
         assert [list(row.token_ids) for row in (dataset[0], dataset[1])] == expected[:2]
-    spec = files.spec(files.table("b.parquet", *tables), promptKey="messages", toolsKey="schemas")
-    with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+    keys = {"promptKey": "messages", "toolsKey": "schemas"}
+    with files.open(files.table("b.parquet", *tables), given="sft", **keys) as dataset:
         assert [list(row.token_ids) for row in (dataset[0], dataset[1])] == expected[::2]
 
 
@@ -283,9 +268,7 @@ def test_thoughts_are_learnt_as_the_template_writes_them(tmp_path: Path) -> None
         ("llama3", {"tool_calls": [CALL]}),  # which shows the calls, and not what is said beside
     ],
 )
-def test_a_template_that_hides_a_part_of_a_turn_is_refused(
-    tmp_path: Path, name: str, own: dict[str, object]
-) -> None:
+def test_a_template_that_hides_a_part_of_a_turn_is_refused(tmp_path: Path, name: str, own):
     """It would be trained on a turn that says something else. Each such row is named."""
     with ChatInProcess(write_family(tmp_path / "family", name)) as chat:
         files = PromptFiles(tmp_path, chat)
@@ -296,9 +279,7 @@ def test_a_template_that_hides_a_part_of_a_turn_is_refused(
     assert "it omits tool calls or reasoning of a turn" in error
 
 
-def test_arguments_are_text_where_a_template_prints_them(
-    tmp_path: Path, make_folder: Callable[..., Path]
-) -> None:
+def test_arguments_are_text_where_a_template_prints_them(tmp_path: Path, make_folder):
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}"
         "{% for call in m.tool_calls %}{{ call.function.name ~ call.function.arguments }}"
@@ -330,16 +311,13 @@ def test_nulls_are_those_of_the_file_and_not_of_its_format(tmp_path: Path) -> No
             (files.table("a.parquet", *rows), ['{"a": 3}', '{"b": 4}']),
             (files.lines("a.jsonl", calling({"a": None})), ['{"a": null}']),
         ):
-            spec = files.spec(path, promptKey="messages")
-            with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+            with files.open(path, given="sft", promptKey="messages") as dataset:
                 for index, text in enumerate(texts):
                     ((answer, _),) = told(chat, dataset[index])
                     assert text in answer
 
 
-def test_a_template_that_shows_tools_again_and_again_is_refused(
-    tmp_path: Path, make_folder: Callable[..., Path]
-) -> None:
+def test_a_template_that_shows_tools_again_and_again_is_refused(tmp_path: Path, make_folder):
     template = (
         "{% for m in messages %}<|im_start|>"
         "{% if loop.last and tools %}{{ tools | tojson }}{% endif %}"
@@ -413,9 +391,7 @@ def test_parts_survive_the_store(files: PromptFiles) -> None:
         assert isinstance(part.tokens, tuple)
 
 
-def test_a_template_that_rewrites_turns_is_refused(
-    tmp_path: Path, make_folder: Callable[..., Path]
-) -> None:
+def test_a_template_that_rewrites_turns_is_refused(tmp_path: Path, make_folder):
     marked = "'<|im_start|>' if loop.revindex < 3"
     template = (
         "{% for m in messages %}{{ MARK }}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"

@@ -1,5 +1,3 @@
-"""Judged answers: what is their prompt, and which tokens are trained or scored."""
-
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +26,10 @@ FORMS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"textPrompts": "user_message"},
     ),
     "messages and text": ({"prompt": [ASKED], "chosen": "2", "rejected": "3"}, {}),
-    "messages of all": (
-        {"prompt": [ASKED], "chosen": [said("2")], "rejected": [said("3")]},
-        {},
-    ),
+    "messages of all": ({"prompt": [ASKED], "chosen": [said("2")], "rejected": [said("3")]}, {}),
     "whole conversations": ({"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")]}, {}),
     "text of whole conversations": (
-        {
-            "chosen": "\n\nHuman: 1+1\n\nAssistant: 2",
-            "rejected": "\n\nHuman: 1+1\n\nAssistant: 3",
-        },
+        {"chosen": "\n\nHuman: 1+1\n\nAssistant: 2", "rejected": "\n\nHuman: 1+1\n\nAssistant: 3"},
         {},
     ),
     "whole conversations beside their prompt": (
@@ -65,8 +57,7 @@ def files(tmp_path: Path) -> PromptFiles:
 def opened(
     files: PromptFiles, *rows: object, given: GivenType = "dpo", **settings: Any
 ) -> PromptDataset:
-    spec = files.spec(files.lines("a.jsonl", *rows), **settings)
-    return PromptDataset.open(spec.train, spec, files.chat, given=given)
+    return files.open(files.lines("a.jsonl", *rows), given=given, **settings)
 
 
 def told(chat: ChatTokenizer, row: PromptRow) -> list[list[tuple[str, bool]]]:
@@ -96,9 +87,7 @@ def test_every_form_of_a_pair_is_the_same_one(files: PromptFiles, name: str) -> 
         ),
     ],
 )
-def test_every_form_of_a_labelled_answer_is_the_same_one(
-    files: PromptFiles, row: dict[str, object], settings: dict[str, object]
-) -> None:
+def test_every_form_of_a_labelled_answer_is_the_same_one(files: PromptFiles, row, settings):
     with opened(files, row, row, given="kto", **settings) as dataset:
         found = dataset[0]
     assert files.chat.decode(found.token_ids, skip_special_tokens=False) == PROMPT
@@ -151,9 +140,7 @@ def test_what_conversations_have_in_common_is_their_prompt(files: PromptFiles) -
 
 
 @pytest.mark.parametrize("pad", [None, "\n"])
-def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(
-    tmp_path: Path, pad: str | None
-) -> None:
+def test_a_scored_row_is_the_whole_conversation_as_a_reward_model_reads_it(tmp_path, pad):
     """Up to padding; one token behind it has the score."""
     tiny_models.save_tokenizer(tmp_path)
     id_ = "null" if pad is None else tiny_models.NAMES.index(pad)
@@ -205,11 +192,7 @@ def test_long_pairs_are_dropped_and_equal_ones_left_out(files: PromptFiles) -> N
 def test_what_a_pair_is_taken_for_is_part_of_the_digest(files: PromptFiles) -> None:
     row = {**FORMS["messages and text"][0], "best": "2"}
     digests = set()
-    for given, settings in (
-        ("dpo", {}),
-        ("reward_model", {}),
-        ("dpo", {"chosenKey": "best"}),
-    ):
+    for given, settings in (("dpo", {}), ("reward_model", {}), ("dpo", {"chosenKey": "best"})):
         with opened(files, row, given=given, **settings) as dataset:
             digests.add(dataset.digest)
     assert len(digests) == 3

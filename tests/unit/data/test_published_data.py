@@ -230,9 +230,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("command", "row", "expected"), WRONG)
-def test_what_is_none_of_it_is_named_and_nothing_is_written(
-    command: str, row: Row, expected: str, tmp_path: Path
-) -> None:
+def test_what_is_none_of_it_is_named_and_nothing_is_written(command, row, expected, tmp_path):
     good = FIRST_ROWS.get(command, ([{"problem": "x?", "answer": 7}],))[0][0]
     status, told, found = converted(tmp_path, command, good, row)
     split = "test" if command in ("dapo-math", "aime") else "train"

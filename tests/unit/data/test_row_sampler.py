@@ -1,5 +1,3 @@
-"""A function that chooses rows, in the process that calls it."""
-
 import os
 import signal
 from collections.abc import Iterator
@@ -167,9 +165,7 @@ def test_what_a_call_does_wrong_is_told(mine: Path, dataset, function: str, told
         ("def one(:", "one", "not Python"),
     ],
 )
-def test_a_file_without_such_a_function_is_refused(
-    mine: Path, dataset, text: str, function: str, told: str
-) -> None:
+def test_a_file_without_such_a_function_is_refused(mine, dataset, text, function, told):
     mine.write_text(text)
     with RowSampler(spec_of(mine, function), dataset) as sampler:
         with pytest.raises(ConfigError) as refused:

@@ -1,5 +1,3 @@
-"""Rows that show the model some of the tools: what it sees, and what is refused."""
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

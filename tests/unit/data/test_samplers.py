@@ -1,5 +1,3 @@
-"""Functions that choose the rows of a step: those that are built in, and what of answers is bad."""
-
 import math
 
 import numpy as np
@@ -7,13 +5,7 @@ import pytest
 
 from ppojob_api.well_known import BUILT_IN_SAMPLERS, SEEN_OF_ROWS
 from ppojob_trainer.data.order import uniform_draws
-from ppojob_trainer.data.samplers import (
-    SAMPLERS,
-    checked,
-    nearest,
-    read_answer,
-    uncertain,
-)
+from ppojob_trainer.data.samplers import SAMPLERS, checked, nearest, read_answer, uncertain
 from ppojob_trainer.data.score_history import RowHistory, after_step, columns
 from ppojob_trainer.errors import Wrong
 

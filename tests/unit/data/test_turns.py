@@ -60,9 +60,7 @@ LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
         ("qwen2.5", [{**USER, "content": ""}], "\n<|im_start|>user\n<|im_end|>\n" + QWEN),
     ],
 )
-def test_what_stands_between_two_turns(
-    name: str, messages: list[dict[str, str]], expected: str, tmp_path: Path
-) -> None:
+def test_what_stands_between_two_turns(name: str, messages, expected: str, tmp_path: Path):
     assert told(family(tmp_path, name), *messages) == expected
 
 
@@ -76,9 +74,7 @@ def test_what_stands_between_two_turns(
     ],
 )
 @pytest.mark.parametrize("message", [TOOL, USER])
-def test_the_end_of_a_turn_stands_there_once(
-    name: str, written: str, begins: str, message: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_end_of_a_turn_stands_there_once(name, written, begins, message, tmp_path):
     found = told(family(tmp_path, name), message, written=written)
     assert found.startswith(begins)
     assert found.count("assistant") == 1
@@ -120,9 +116,7 @@ HARMONY = (
         ),
     ],
 )
-def test_ends_that_depend_on_what_follows(
-    text: str, written: str | None, message: dict[str, str], expected: str, tmp_path: Path
-) -> None:
+def test_ends_that_depend_on_what_follows(text, written, message, expected, tmp_path):
     found = told(family(tmp_path, "qwen2.5", text), message, written=written)
     assert found == expected
 
@@ -254,17 +248,13 @@ def assert_rows_are_the_whole(
 
 
 @pytest.mark.parametrize("conversations", [60, pytest.param(250, marks=pytest.mark.slow)])
-def test_rows_grow_to_what_the_template_writes_of_them(
-    conversations: int, template: TurnTemplate
-) -> None:
+def test_rows_grow_to_what_the_template_writes_of_them(conversations: int, template: TurnTemplate):
     assert_rows_are_the_whole(template, conversations)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_of_each_format_grow_to_what_the_template_writes_of_them(
-    name: str, template: TurnTemplate
-) -> None:
+def test_rows_of_each_format_grow_to_what_the_template_writes_of_them(name, template):
     assert_rows_are_the_whole(template, 10_000, [name])
 
 
@@ -288,9 +278,7 @@ def test_the_real_child_renders_the_same(template: TurnTemplate, tmp_path: Path)
     ("name", "parallel", "tells"),
     [("smollm2", 4, False), ("qwen2.5", 4, True), ("qwen3", 4, True), ("llama3", 1, True)],
 )
-def test_good_templates_are_found_good(
-    name: str, parallel: int, tells: bool, tmp_path: Path
-) -> None:
+def test_good_templates_are_found_good(name: str, parallel: int, tells: bool, tmp_path: Path):
     template = family(tmp_path, name)
     for tools in (TOOLS, []):
         assert check_template(template, tools, parallel=parallel) is None

@@ -1,5 +1,3 @@
-"""Durable writes: old or new after a kill at every point, clear errors when the disk refuses."""
-
 import errno
 import os
 import signal
@@ -37,7 +35,6 @@ path = Path(sys.argv[1])
 
 
 def run_child(code: str, path: Path, armed: str = "") -> tuple[int, str]:
-    """Exit code (negative: by a signal) and stderr of a process that runs the code."""
     armed_environment = {failpoints.POINT_VARIABLE: armed, failpoints.ENABLE_VARIABLE: "1"}
     child = subprocess.run(
         [sys.executable, "-c", CHILD + code, str(path)],

@@ -1,5 +1,3 @@
-"""Failpoints: arming, and what each action does to a real process."""
-
 import os
 import signal
 import subprocess

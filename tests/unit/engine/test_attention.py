@@ -34,7 +34,6 @@ SEEING_AHEAD = (
 
 
 def inputs(spans, dtype=torch.float64):
-    """Query, key and value: the same numbers in every type."""
     torch.manual_seed(5)
     total = sum(span.length for span in spans)
     drawn = [torch.randn(1, heads, total, SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]

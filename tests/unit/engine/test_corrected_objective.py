@@ -94,10 +94,7 @@ def bypassed(
     positive: float | None = None,
     **correction: Any,
 ):
-    """Log-probabilities, rows, the loss of a bypass under a correction, and its gradient.
-
-    With `positive` all responses are right, and learnt with this weight.
-    """
+    """Log-probabilities, rows, loss and gradient of a bypass; `positive` weighs right responses."""
     spec = AlgorithmSpec.model_validate(
         {
             "type": "grpo",

@@ -1,5 +1,3 @@
-"""Estimators and policy losses of one's own: the same bits as the tables', and clear mistakes."""
-
 from dataclasses import replace
 from pathlib import Path
 

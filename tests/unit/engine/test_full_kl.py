@@ -182,10 +182,7 @@ def test_of_several_teachers_each_is_compared_with_at_its_own_rows(make_model, m
 def test_an_update_by_a_teacher_is_that_of_the_textbook(
     make_model, make_rows, divergence, is_bounded
 ):
-    """Of a response without trained tokens, too; and the mean is over the trained tokens alone.
-
-    In one case the teacher reads other prompts than the policy (arXiv:2601.18734).
-    """
+    """The mean is over trained tokens; a teacher may read other prompts (arXiv:2601.18734)."""
     rows = make_rows()
     read = rows
     if is_bounded:

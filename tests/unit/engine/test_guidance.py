@@ -1,5 +1,3 @@
-"""Responses that are given, among those that the policy drew: what an update learns of them."""
-
 import math
 
 import pytest

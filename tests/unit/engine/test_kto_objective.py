@@ -53,7 +53,6 @@ def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> torch.Tensor:
-    """(rows,) sums over the trained tokens."""
     parts = (column * rows.mask).split(rows.lengths.tolist())
     return torch.stack([part.sum() for part in parts])
 
@@ -91,9 +90,7 @@ def engine(
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("training", [{"micro_batch_tokens": 1}, {"share_prompts": False}, {}])
-def test_kto_equals_the_literal_reference(
-    make_model: MakeModel, name: str, training: dict[str, object]
-) -> None:
+def test_kto_equals_the_literal_reference(make_model: MakeModel, name: str, training):
     spec = KtoSpec.model_validate(SPECS[name])
     rows = experience(ANSWERS, is_mixed=spec.loss_type == "kto")
     ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))

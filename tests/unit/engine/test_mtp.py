@@ -50,7 +50,6 @@ def saved(folder: Path, kind: str) -> Path:
 def update(
     folder: Path, rows: Experience, *, detach: bool = False, **training: object
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Gradients of all weights, and the statistics."""
     model = load_model(folder, with_mtp=True)
     spec = TrainingSpec(**{"autocast": "none", "logprob_chunk_tokens": 8, **training})
     head = PolicyHead(LogprobSettings(0.7, 8, "value"))

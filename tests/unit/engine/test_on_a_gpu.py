@@ -1,5 +1,3 @@
-"""Updates on a GPU: close to those of a processor, and the same bits however computed."""
-
 from dataclasses import replace
 
 import pytest

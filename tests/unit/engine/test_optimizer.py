@@ -87,10 +87,7 @@ RATES = {
     ),
     "an inverse root, down to its minimum": (
         OptimizerSpec(
-            learning_rate=6.0,
-            warmup_steps=1,
-            schedule="inverse_sqrt",
-            min_learning_rate_ratio=0.25,
+            learning_rate=6.0, warmup_steps=1, schedule="inverse_sqrt", min_learning_rate_ratio=0.25
         ),
         {0: 0.0, 1: 6.0, 4: 3.0, 9: 2.0, 16: 1.5, 900: 1.5},
     ),

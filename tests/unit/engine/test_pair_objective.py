@@ -146,9 +146,7 @@ def literal_dpo(
 
 
 def likelihoods(rows: list[torch.Tensor], spec: DpoSpec) -> torch.Tensor:
-    """(rows,) log-probabilities of whole answers, those of LD-DPO: the tail of the longer counts
-    less.
-    """
+    """(rows,) log-probabilities of answers; of LD-DPO the tail of the longer one counts less."""
     found = []
     for number, row in enumerate(rows):
         shared = min(len(row), len(rows[number ^ 1]))
@@ -185,7 +183,6 @@ def slope(divergence: str, alpha: float, log_ratio: torch.Tensor) -> torch.Tenso
 
 
 def prefers(x: torch.Tensor) -> torch.Tensor:
-    """The logistic function."""
     return 1 / (1 + torch.exp(-x))
 
 
@@ -253,7 +250,6 @@ def trained(
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> list[torch.Tensor]:
-    """The trained tokens of each row."""
     lengths = rows.lengths.tolist()
     return [
         row[mask] for row, mask in zip(column.split(lengths), rows.mask.split(lengths), strict=True)
@@ -272,9 +268,7 @@ def engine(
 @pytest.mark.parametrize(
     "training", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 16, "share_prompts": False}, {}]
 )
-def test_dpo_equals_the_literal_reference(
-    make_model: MakeModel, experience: Experience, name: str, training: dict[str, object]
-) -> None:
+def test_dpo_equals_the_literal_reference(make_model, experience, name, training):
     spec = DpoSpec.model_validate(SPECS[name])
     ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
@@ -308,9 +302,7 @@ def test_numbers_are_those_of_trl(name: DpoLossType) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 10_000])
-def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
-    experience: Experience, tmp_path: Path, budget: int
-) -> None:
+def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(experience, tmp_path, budget):
     """A token that nobody reads stands behind each text, and is the only trained one."""
     sizes = {"vocab_size": 97, **tiny_models.TWO_LAYERS, "num_labels": 1, "pad_token_id": 0}
     model = tiny_models.save_model(tmp_path, LlamaForSequenceClassification, **sizes).double()
@@ -341,9 +333,7 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
     assert_gradients(ours, model, literal, 1e-5)
 
 
-def test_pairs_that_were_drawn_have_the_loss_of_given_ones(
-    make_rows: Callable[..., Experience],
-) -> None:
+def test_pairs_that_were_drawn_have_the_loss_of_given_ones(make_rows: Callable[..., Experience]):
     rows = make_rows(groups=3, samples=4)
     rows.mask = torch.ones_like(rows.mask)
     logprobs = torch.randn(rows.num_tokens)

@@ -9,20 +9,17 @@ import torch
 from engine_phase import generate
 from padded_reference import (
     as_the_whole,
+    critic_as_the_whole,
+    engine_as_the_whole,
     pixels_of,
     processor_of,
     two_responses,
     whole_logits,
     whole_logprobs,
 )
-from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model, tried
+from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model, tried, whole_class
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
-from transformers import (
-    Gemma4ForConditionalGeneration,
-    LightOnOcrForConditionalGeneration,
-    PreTrainedModel,
-    SmolVLMConfig,
-)
+from transformers import SmolVLMConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from ppojob_trainer.data.media.picture_form import PictureForm
@@ -31,8 +28,7 @@ from ppojob_trainer.data.media.pictures import LaterPicture, opened, packed, pac
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead, ValueHead
-from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.towers import TOWERS
 from ppojob_trainer.models.vision_tower import attach_tower, tower_of
@@ -59,16 +55,14 @@ OTHERWISE = [SEEING[name] for name in ("seeing", "seeing_tiles", "seeing_squares
 
 
 @pytest.mark.parametrize(
-    ("model_class", "share", "learns"),
+    ("kind", "share", "learns"),
     [
         *((kind, True, True) for kind in FAMILIES),
         *((kind, share, not share) for kind in OTHERWISE for share in (True, False)),
     ],
 )
-def test_the_packed_forward_is_that_of_the_whole_model(
-    tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
-) -> None:
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+def test_the_packed_forward_is_that_of_the_whole_model(tmp_path, kind, share, learns):
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     model = load_model(tmp_path, with_tower=learns)
     rows = make_rows(form_of(tmp_path))
     rows = joined([rows.select([0, 1, 2, 3]), rows.select([4, 6, 5, 7])])
@@ -80,77 +74,35 @@ def test_the_packed_forward_is_that_of_the_whole_model(
 def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
     """As 26B-A4B, whose layers have experts beside a plain block."""
     experts = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 16}
-    kind = Gemma4ForConditionalGeneration
-    whole = save_seeing_model(
-        tmp_path, kind, tie_word_embeddings=True, enable_moe_block=True, **experts
-    )
+    experts |= {"tie_word_embeddings": True, "enable_moe_block": True}
+    whole = save_seeing_model(tmp_path, "gemma4", **experts)
     rows, told = make_rows(form_of(tmp_path)), partial(whole_logprobs, whole, tmp_path)
     as_the_whole(load_model(tmp_path, with_tower=True), whole, rows, told, True, True)
 
 
-@pytest.mark.parametrize("model_class", tried(FAMILIES))
-def test_a_critic_sees_what_the_whole_model_does(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
-    """One whose head is a row of the output layer values a token by its logit."""
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
-    critic, rows = load_model(tmp_path, kind=CRITIC), make_rows(form_of(tmp_path))
-    assert not critic.score.weight.any()
-    with torch.no_grad():
-        critic.score.weight.copy_(whole.lm_head.weight[7:8])
-    use_packed_attention(critic)
-    with torch.no_grad():
-        values = packed_pass(critic, ValueHead(), rows).outputs[0]
-        responses = torch.split(rows.response_tokens, rows.lengths.tolist())
-        logits = [
-            whole_logits(whole, tmp_path, rows.prompts[group], rows.pictures[group], response)
-            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
-        ]
-    expected = torch.cat(logits)[:, 7]
-    if (cap := getattr(critic.config, "final_logit_softcapping", None)) is not None:
-        values = cap * torch.tanh(values / cap)  # of logits alone
-    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("kind", tried(FAMILIES))
+def test_a_critic_sees_what_the_whole_model_does(tmp_path, kind):
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
+    rows = make_rows(form_of(tmp_path))
+    critic_as_the_whole(tmp_path, whole, rows, partial(whole_logits, whole, tmp_path))
 
 
-@pytest.mark.parametrize("model_class", tried(FAMILIES[1:]))
-def test_the_engine_draws_what_the_whole_model_would(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
-    form, model = form_of(tmp_path), load_model(tmp_path)
-    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
-    engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9)
-    prompts = [
-        (tuple(form.expanded(ids, pictures)), pictures)
-        for ids, pictures in zip(PROMPTS, PICTURES, strict=True)
-    ]
-    requests = [
-        Request(f"{n}/{sample}", ids, sampling, seed=sample, pictures=pictures)
-        for n, (ids, pictures) in enumerate(prompts)
-        for sample in range(2)
-    ]
-    drawn = generate(engine, requests)
-    for request, row in zip(requests, drawn, strict=True):
-        response = torch.tensor(row.tokens)
-        if TOKEN in row.tokens:
-            continue  # which transformers takes for another picture
-        with torch.no_grad():
-            expected = whole_logprobs(
-                whole, tmp_path, torch.tensor(request.prompt), request.pictures, response
-            )
-        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=1e-5, atol=1e-5)
-    assert requests[4].prompt == requests[6].prompt  # of two pictures
-    assert drawn[4].logprobs != drawn[6].logprobs
+@pytest.mark.parametrize("kind", tried(FAMILIES[1:]))
+def test_the_engine_draws_what_the_whole_model_would(tmp_path, kind):
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
+    told = partial(whole_logprobs, whole, tmp_path)
+    prompts = zip(PROMPTS, PICTURES, strict=True)
+    drawn = engine_as_the_whole(tmp_path, [*prompts], told, (TOKEN,), rtol=1e-5)
+    (one, said), (other, differs) = drawn[4], drawn[6]
+    assert one.prompt == other.prompt  # of two pictures
+    assert said.logprobs != differs.logprobs
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
-@pytest.mark.parametrize("model_class", tried([FAMILIES[1], *FAMILIES[-9:]]))
-def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
-    tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
-) -> None:
+@pytest.mark.parametrize("kind", tried([FAMILIES[1], *FAMILIES[-9:]]))
+def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(tmp_path, kind, shown):
     """A later turn, whose tokens may be that of a picture, which it drew."""
-    save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
+    save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
     behind = form.expanded([TOKEN], packed(shown)) if shown else []
@@ -185,18 +137,16 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", tried(FAMILIES))
-def test_angles_of_a_tower_are_not_rounded(
-    tmp_path: Path, model_class: type[PreTrainedModel]
-) -> None:
-    save_seeing_model(tmp_path, model_class)
+@pytest.mark.parametrize("kind", tried(FAMILIES))
+def test_angles_of_a_tower_are_not_rounded(tmp_path: Path, kind: str):
+    save_seeing_model(tmp_path, kind)
     model = load_model(tmp_path)
     attach_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))
     tower = tower_of(model)
     assert tower is not None
     (seen,) = tower.encode([noise(1)])
     with torch.no_grad():
-        whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        whole = whole_class(kind).from_pretrained(tmp_path, dtype=torch.bfloat16)
         pixels = pixels_of(tmp_path, [noise(1)])
         pixels["pixel_values"] = pixels["pixel_values"].bfloat16()
         told = whole.get_image_features(**pixels)
@@ -206,7 +156,7 @@ def test_angles_of_a_tower_are_not_rounded(
 
 def test_a_picture_smaller_than_a_token_of_lighton_is_one(tmp_path: Path) -> None:
     """transformers' processor makes half of one, on which its model fails."""
-    save_seeing_model(tmp_path, LightOnOcrForConditionalGeneration)
+    save_seeing_model(tmp_path, "lighton_ocr")
     model = load_model(tmp_path)
     attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     tower = tower_of(model)
@@ -236,9 +186,9 @@ def test_patches_lie_where_float32_says_whatever_their_type_is() -> None:
 @pytest.mark.parametrize(
     "size", [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7)]
 )
-@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[6:8]])
-def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, model_class, size) -> None:
-    save_seeing_model(tmp_path, model_class)
+@pytest.mark.parametrize("kind", [FAMILIES[1], *FAMILIES[6:8]])
+def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, kind, size) -> None:
+    save_seeing_model(tmp_path, kind)
     processor = processor_of(tmp_path)
     seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
     _, down, across = seen["image_grid_thw"][0].tolist()

@@ -43,14 +43,7 @@ def updated(
 ) -> tuple[dict[int, Tensor], dict[str, float]]:
     """The biases of each layer behind an update, and what it measured."""
     spec = TrainingSpec(**{"autocast": "none", **training})
-    engine = TrainEngine(
-        load_model(folder),
-        HEAD,
-        spec,
-        OPTIMIZER,
-        10,
-        routers=SPEC,
-    )
+    engine = TrainEngine(load_model(folder), HEAD, spec, OPTIMIZER, 10, routers=SPEC)
     values = engine.update(rows, PolicyObjective.of(SPEC)).values
     found = selection_biases_of(engine.model)
     return {layer: bias.detach().clone().flatten() for layer, bias in found.items()}, values

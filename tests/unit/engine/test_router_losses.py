@@ -41,10 +41,7 @@ def engine_of(folder: Path, routers: AlgorithmSpec | None, **training: Any) -> T
 
 
 def literal(model: PreTrainedModel, rows: Experience) -> tuple[Tensor, Tensor]:
-    """Both losses, by transformers' routers and its balance loss of one row and layer.
-
-    transformers does not divide by the experts of a token, and takes layers together.
-    """
+    """Both losses, by transformers' routers and its balance loss of one row and layer."""
     balances, squares = [], []
     experts, chosen = model.config.num_experts, model.config.num_experts_per_tok
     for ids in read_ids(rows):

@@ -2,14 +2,8 @@
 
 import pytest
 import torch
+import transformers
 from tiny_models import NAMES, TWO_LAYERS, save_model, save_tokenizer
-from transformers import (
-    AutoModelForSequenceClassification,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-    Qwen2ForSequenceClassification,
-    Qwen3ForSequenceClassification,
-)
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -22,9 +16,9 @@ from ppojob_trainer.models.load import load_model
 pytestmark = pytest.mark.processes
 
 FAMILIES = {
-    "llama": LlamaForSequenceClassification,
-    "qwen2": Qwen2ForSequenceClassification,
-    "qwen3": Qwen3ForSequenceClassification,
+    "llama": transformers.LlamaForSequenceClassification,
+    "qwen2": transformers.Qwen2ForSequenceClassification,
+    "qwen3": transformers.Qwen3ForSequenceClassification,
 }
 TEMPLATE = (
     "{% for m in messages %}"
@@ -59,8 +53,10 @@ def our_scores(folder, answers=ANSWERS, *, max_tokens=None, **training) -> list[
 
 
 def their_scores(folder, answers=ANSWERS, *, last: int = 10**6) -> list[float]:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32
+    )
     scores = []
     for answer in answers:
         if isinstance(answer.prompt, str):

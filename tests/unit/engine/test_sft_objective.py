@@ -97,9 +97,7 @@ def objective(mode: str) -> SftObjective:
 
 @pytest.mark.parametrize("mode", ["token_mean", "sequence_mean_token_mean"])
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
-def test_loss_and_gradient_equal_the_literal_reference(
-    make_model: MakeModel, experience: Experience, chat: ChatTokenizer, mode: str, budget: int
-) -> None:
+def test_loss_and_gradient_equal_the_literal_reference(make_model, experience, chat, mode, budget):
     ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
     measured = engine(ours, micro_batch_tokens=budget).update(experience, objective(mode))
     loss = literal_loss(theirs, chat, mode)
@@ -118,9 +116,7 @@ def test_in_float32_too(make_model: MakeModel, experience: Experience, chat: Cha
     assert_gradients(ours, exact, loss, 5e-6)
 
 
-def test_the_reference_notices_a_shift_and_a_wrong_mask(
-    make_model: MakeModel, experience: Experience, chat: ChatTokenizer
-) -> None:
+def test_the_reference_notices_a_shift_and_a_wrong_mask(make_model, experience, chat):
     expected = literal_loss(make_model(vocab_size=120), chat, "token_mean").item()
     for wrong in (experience.mask.roll(1), torch.ones_like(experience.mask)):
         experience.mask = wrong
@@ -128,9 +124,7 @@ def test_the_reference_notices_a_shift_and_a_wrong_mask(
         assert measured.values["train/loss"] != pytest.approx(expected, rel=1e-4)
 
 
-def test_parts_of_a_mini_batch_add_up(
-    make_rows: Callable[..., Experience], parts_add_up: Callable[..., None]
-) -> None:
+def test_parts_of_a_mini_batch_add_up(make_rows, parts_add_up):
     rows = make_rows(groups=12, samples=1)
     logprobs = torch.randn(rows.num_tokens, requires_grad=True)
     parts_add_up(objective("token_mean"), (logprobs,), rows)
@@ -156,13 +150,7 @@ def literal_policy_loss(model: tiny_models.PreTrainedModel, rows: Experience) ->
 
 
 @pytest.mark.parametrize("budget", [30, 10_000])
-def test_beside_a_policy_its_gradient_is_added(
-    make_model: MakeModel,
-    make_rows: Callable[..., Experience],
-    experience: Experience,
-    chat: ChatTokenizer,
-    budget: int,
-) -> None:
+def test_beside_a_policy_its_gradient_is_added(make_model, make_rows, experience, chat, budget):
     """The gradient of PPO-ptx, by a policy that samples at another temperature."""
     ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
     rows = make_rows(groups=3)
@@ -180,12 +168,8 @@ def test_beside_a_policy_its_gradient_is_added(
 
 @pytest.mark.parametrize("budget", [30, 10_000])
 def test_tokens_by_their_uncertainty_and_both_losses_weighed(
-    make_model: MakeModel,
-    make_rows: Callable[..., Experience],
-    experience: Experience,
-    chat: ChatTokenizer,
-    budget: int,
-) -> None:
+    make_model, make_rows, experience, chat, budget
+):
     """The gradient of CHORD, `(1 - μ) L_policy + μ L_sft`, whose weights φ have none."""
     ours, theirs = (make_model(dtype=torch.float64, vocab_size=120) for _ in range(2))
     rows = make_rows(groups=3)

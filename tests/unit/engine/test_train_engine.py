@@ -12,11 +12,7 @@ from ppojob_trainer.engine.optimizer import learning_rate
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import step_statistics
-from ppojob_trainer.models.log_partition import (
-    add_log_partition,
-    draw_log_partition,
-    log_partition_of,
-)
+from ppojob_trainer.models import log_partition
 
 OPTIMIZER = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
 TOTAL = 10
@@ -108,10 +104,10 @@ def test_how_it_is_computed_changes_no_gradient(make_model, make_rows, training,
 
 def with_partition(model):
     """With a network for log Z, of which nothing is 0."""
-    add_log_partition(model)
-    draw_log_partition(model, seed=0)
+    log_partition.add_log_partition(model)
+    log_partition.draw_log_partition(model, seed=0)
     with torch.no_grad():
-        for weight in log_partition_of(model).parameters():
+        for weight in log_partition.log_partition_of(model).parameters():
             weight.add_(0.1 * torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)))
     return model
 
@@ -126,7 +122,7 @@ def test_a_partition_is_learnt_from_the_mean_state_of_the_prompt(make_model, mak
     ours, theirs = (with_partition(make_model()) for _ in range(2))
     got = gradient(ours, rows, goal)
 
-    network = log_partition_of(theirs)
+    network = log_partition.log_partition_of(theirs)
     layers = zip(network.inner, network.norms, strict=True)
     inner = [part for layer, norm in layers for part in (layer, torch.nn.GELU(), norm)]
     by_hand = torch.nn.Sequential(*inner, network.output)

@@ -4,16 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from family_models import AS_OTHERS, FAMILY_MODELS
 from padded_reference import assert_gradients, padded_logits
 from tiny_models import TWO_LAYERS, make_model, write_model
 from torch.nn import functional as F
-from transformers import (
-    LlamaForTokenClassification,
-    PreTrainedModel,
-    Qwen2ForTokenClassification,
-    Qwen3ForTokenClassification,
-)
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, LossAggregation
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
@@ -29,15 +24,15 @@ from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 
 FAMILIES = {
-    "llama": LlamaForTokenClassification,
-    "qwen2": Qwen2ForTokenClassification,
-    "qwen3": Qwen3ForTokenClassification,
+    "llama": transformers.LlamaForTokenClassification,
+    "qwen2": transformers.Qwen2ForTokenClassification,
+    "qwen3": transformers.Qwen3ForTokenClassification,
 }
 MEAN = ValueObjective(0.5, Aggregation("token_mean"))
 MODES = LossAggregation.__args__
 
 
-def make_critic(family: str = "llama") -> PreTrainedModel:
+def make_critic(family: str = "llama") -> transformers.PreTrainedModel:
     sizes = {"vocab_size": 97, "head_dim": 8, **TWO_LAYERS}
     model = make_model(FAMILIES[family], **sizes, num_labels=1, classifier_dropout=0.0)
     with torch.no_grad():
@@ -66,7 +61,7 @@ def test_values_equal_the_padded_forward(make_rows, family, share):
 class Literal:
     """The decoder of a model of transformers, and a product for each label."""
 
-    def __init__(self, model: PreTrainedModel, weight: torch.Tensor) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, weight: torch.Tensor) -> None:
         self.decoder, self.weight = model.base_model, weight
         self.set_attn_implementation = model.set_attn_implementation
 

@@ -1,5 +1,3 @@
-"""Responses in files of either form, as whoever scores them reads them."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The chart as files: dashboards, queries, values, policy and settings hold what they rest on."""
-
 import json
 import re
 from collections.abc import Iterator
@@ -27,7 +25,6 @@ def template(name: str) -> str:
 
 
 def asked_for() -> Iterator[tuple[str, str]]:
-    """All that dashboards and alerts ask Prometheus, and where."""
     assert sorted(BOARDS) == ["fleet.json", "job.json"]
     for path in DASHBOARDS:
         yield from ((one.where, one.text) for one in queries(path))

@@ -1,5 +1,3 @@
-"""What Prometheus reads: every row of the table over real HTTP, in base units, by kind."""
-
 import math
 import re
 import urllib.request

@@ -1,5 +1,3 @@
-"""The HTTP server of a pod, from the view of those who mean it no good."""
-
 import socket
 import threading
 from collections.abc import Iterator

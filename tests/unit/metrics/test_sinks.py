@@ -1,5 +1,3 @@
-"""metrics.jsonl and TensorBoard, their way back on a rewind, and the table of names."""
-
 import json
 import math
 import os

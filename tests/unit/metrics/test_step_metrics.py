@@ -1,5 +1,3 @@
-"""Step statistics against hand-computed cases and slow loops."""
-
 import dataclasses
 import math
 
@@ -8,19 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import is_repeatable
 
-from ppojob_trainer.metrics import names
+from ppojob_trainer.metrics import names, step_metrics
 from ppojob_trainer.metrics.pass_statistics import PassStatistics, step_statistics
-from ppojob_trainer.metrics.step_metrics import (
-    Spread,
-    StepRows,
-    balance_metrics,
-    guidance_metrics,
-    row_metrics,
-    speed_metrics,
-)
 from ppojob_trainer.metrics.timer import StepTimer, StepTimes
 
-ROWS = StepRows(
+ROWS = step_metrics.StepRows(
     scores=[1.0, 0.1, 0.0, 9.0],
     rewards=[0.5, 0.1, -0.5, 9.0],
     prompt_tokens=[10, 10, 20, 20],
@@ -32,8 +22,8 @@ ROWS = StepRows(
 numbers = st.floats(-1e6, 1e6)
 
 
-def metrics_of(rows: StepRows) -> dict[str, float]:
-    return row_metrics(rows, max_prompt_tokens=20)
+def metrics_of(rows: step_metrics.StepRows) -> dict[str, float]:
+    return step_metrics.row_metrics(rows, max_prompt_tokens=20)
 
 
 def test_each_of_several_functions_has_a_mean():
@@ -47,14 +37,14 @@ def test_each_of_several_functions_has_a_mean():
 
 def test_given_responses_are_told_apart_from_drawn_ones():
     scores, lengths = [9.0, 1.0, 0.0, 4.0, math.nan], [2, 3, 5, 4, 7]
-    found = guidance_metrics(scores, lengths, given={0, 3}, dropped=[4])
+    found = step_metrics.guidance_metrics(scores, lengths, given={0, 3}, dropped=[4])
     assert found == {
         "on_off_metrics/on_score": 0.5,
         "on_off_metrics/off_score": 6.5,
         "on_off_metrics/on_response_length_mean": 5.0,
         "on_off_metrics/off_response_length_mean": 3.0,
     }
-    drawn = guidance_metrics(scores[:4], lengths[:4], given=())
+    drawn = step_metrics.guidance_metrics(scores[:4], lengths[:4], given=())
     assert [name.partition("/")[2].partition("_")[0] for name in drawn] == ["on", "on"]
 
 
@@ -98,7 +88,7 @@ def test_hand_computed_rows():
 
 
 def test_all_aborted_is_nan_and_not_an_error():
-    rows = StepRows([1.0], [1.0], [3], [0], [False], [{}])
+    rows = step_metrics.StepRows([1.0], [1.0], [3], [0], [False], [{}])
     found = metrics_of(rows)
     assert math.isnan(found["critic/score/mean"])
     assert math.isnan(found["response_length_non_aborted/clip_ratio"])
@@ -109,7 +99,7 @@ def test_all_aborted_is_nan_and_not_an_error():
 def test_the_order_of_rows_changes_no_bit(values, random):
     shuffled = list(values)
     random.shuffle(shuffled)
-    first, second = Spread.of(values), Spread.of(shuffled)
+    first, second = step_metrics.Spread.of(values), step_metrics.Spread.of(shuffled)
     assert first == second
     slow = 0.0
     for value in values:
@@ -120,14 +110,14 @@ def test_the_order_of_rows_changes_no_bit(values, random):
 
 
 def test_spread_of_non_finite_values():
-    spread = Spread.of([math.inf, -math.inf, 1.0])
+    spread = step_metrics.Spread.of([math.inf, -math.inf, 1.0])
     assert math.isnan(spread.mean)
     assert (spread.max, spread.min) == (math.inf, -math.inf)
 
 
 def test_speed_by_hand():
     stages = {"gen": 2.0, "update_actor": 4.0, "reward": 1.0}
-    found = speed_metrics(ROWS, StepTimes(stages, 8.0), num_devices=2)
+    found = step_metrics.speed_metrics(ROWS, StepTimes(stages, 8.0), num_devices=2)
     assert found == {
         "perf/total_num_tokens": 80.0,
         "perf/time_per_step": 8.0,
@@ -141,8 +131,8 @@ def test_speed_by_hand():
 def test_what_came_of_guesses_by_hand(kept: int, guesses: int):
     counts = {"passes": 20, "guesses": guesses, "kept": kept}
     drafted = dataclasses.replace(ROWS, counts=counts)
-    known = speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
-    found = speed_metrics(drafted, StepTimes({}, 8.0), num_devices=2)
+    known = step_metrics.speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
+    found = step_metrics.speed_metrics(drafted, StepTimes({}, 8.0), num_devices=2)
     assert {key: value for key, value in found.items() if key not in known} == {
         "perf/draft_accept_rate": 0.75 if guesses else 0.0,
         "perf/draft_accept_length": 2.5 if guesses else 1.0,
@@ -152,9 +142,9 @@ def test_what_came_of_guesses_by_hand(kept: int, guesses: int):
 def test_what_an_engine_counts_by_hand():
     counts = {"rows": 8, "preempted": 2, "steps": 10, "running": 60, "waiting": 5}
     counts |= {"blocks": 400, "used": 300, "looked_up": 50, "found": 20}
-    known = speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
+    known = step_metrics.speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
     counted = dataclasses.replace(ROWS, counts=counts)
-    found = speed_metrics(counted, StepTimes({}, 8.0), num_devices=2)
+    found = step_metrics.speed_metrics(counted, StepTimes({}, 8.0), num_devices=2)
     assert {key: value for key, value in found.items() if key not in known} == {
         "perf/kv_cache_usage": 0.75,
         "perf/prefix_cache_hit_rate": 0.4,
@@ -166,8 +156,8 @@ def test_what_an_engine_counts_by_hand():
 
 def test_times_of_tools_are_told_under_a_name_that_is_not_compared():
     timed = dataclasses.replace(ROWS, tool_seconds=[1.0, 0.0, 2.0, 3.0])
-    known = speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
-    found = speed_metrics(timed, StepTimes({}, 8.0), num_devices=2)
+    known = step_metrics.speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
+    found = step_metrics.speed_metrics(timed, StepTimes({}, 8.0), num_devices=2)
     told = {key: value for key, value in found.items() if key not in known}
     assert told == {
         "timing_s/agent_loop/tool_calls/mean": 1.5,
@@ -179,7 +169,7 @@ def test_times_of_tools_are_told_under_a_name_that_is_not_compared():
 
 
 def test_balance_by_hand():
-    assert balance_metrics([10, 30, 20], [21, 20, 19]) == {
+    assert step_metrics.balance_metrics([10, 30, 20], [21, 20, 19]) == {
         "global_seqlen/min": 10.0,
         "global_seqlen/max": 30.0,
         "global_seqlen/minmax_diff": 20.0,
@@ -254,8 +244,8 @@ def test_stages_do_not_nest():
 def test_every_metric_has_a_row_in_the_table():
     keys = {
         **metrics_of(ROWS),
-        **balance_metrics([1], [1]),
-        **speed_metrics(ROWS, StepTimes({"gen": 1.0}, 1.0), num_devices=1),
+        **step_metrics.balance_metrics([1], [1]),
+        **step_metrics.speed_metrics(ROWS, StepTimes({"gen": 1.0}, 1.0), num_devices=1),
         "training/global_step": 1.0,
         "training/epoch": 0.0,
         **StepTimer(Clock()).finish().metrics(),

@@ -40,7 +40,6 @@ def of(lora=DORA, **changes):
 
 
 def adapted(folder, lora=DORA):
-    """A model whose adapters and lengths are not at their beginning."""
     model = load_model(folder, lora=lora, seed=5)
     generator = torch.Generator().manual_seed(1)
     for adapter in adapters_of(model).values():

@@ -1,5 +1,3 @@
-"""The table of families in docs/models.md says what the table of the code does."""
-
 from pathlib import Path
 
 from family_models import OTHER_HEADS

@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, make_model, write_model
-from transformers import (
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-)
 
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.models.architectures import read_sizes
@@ -57,7 +49,7 @@ MODELS = {
     },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
     "helium": maker(FAMILY_MODELS["helium"][0], head_dim=4),  # as wide as the hidden states
-    "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
+    "llama with wide heads": maker(transformers.LlamaForCausalLM, head_dim=8),
     "gemma 4 with experts": maker(
         MIXTURE_MODELS["gemma4_text"][0], **MIXTURE_MODELS["gemma4_text"][1]
     ),
@@ -101,7 +93,7 @@ def test_keys_of_liquid_are_those_of_others(*, adjusts: bool) -> None:
         **{"block_ff_dim": 100, "block_auto_adjust_ff_dim": adjusts, "block_multiple_of": 16},
         **{"block_ffn_dim_multiplier": 1.3, "tie_embedding": False},
     }
-    model = Lfm2ForCausalLM(Lfm2Config(**of_hub))
+    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**of_hub))
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     sizes = read_sizes(of_hub, Path())
     assert sizes == read_sizes(model.config.to_dict(), Path())
@@ -139,7 +131,7 @@ HUB_GRANITE = {
 def test_granite_as_the_hub_has_it(layers, experts, states, tmp_path: Path) -> None:
     """With its words for layers, without positions, and dense with attention alone."""
     config = {**HUB_GRANITE, **experts, "layer_types": layers}
-    model = GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**config))
+    model = transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**config))
     write_model(tmp_path, model.to(torch.bfloat16))
     (tmp_path / "config.json").write_text(json.dumps(config))
     report = check_model_folder(tmp_path)
@@ -164,8 +156,8 @@ def test_what_transformers_saves_is_what_is_expected(name, is_tied, tmp_path):
 
 
 CLASSIFIERS = {
-    "tokens": maker(LlamaForTokenClassification),
-    "texts": maker(LlamaForSequenceClassification),
+    "tokens": maker(transformers.LlamaForTokenClassification),
+    "texts": maker(transformers.LlamaForSequenceClassification),
 }
 
 

@@ -1,5 +1,3 @@
-"""Adapters against the formula written out densely, and where a model gets them."""
-
 import json
 import math
 
@@ -52,7 +50,6 @@ ALL = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
 def adapted(model=None, *, seed=5, **lora):
-    """A model whose adapters are not at their beginning."""
     model = model or make_model(Qwen2ForCausalLM, **TWO_LAYERS)
     add_adapters(model, LoraSpec(**{"rank": 4, "alpha": 6.0, **lora}))
     draw_adapters(model, seed)
@@ -210,11 +207,7 @@ def test_experts_that_take_no_adapters_are_refused(tmp_path, lora, model, where)
 
 @pytest.mark.parametrize(
     ("targets", "layers"),
-    [
-        (None, ALL),
-        (("all-linear",), ALL),
-        (("v_proj", "down_proj"), {"v_proj", "down_proj"}),
-    ],
+    [(None, ALL), (("all-linear",), ALL), (("v_proj", "down_proj"), {"v_proj", "down_proj"})],
 )
 def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets, layers):
     plain = make_model(**TWO_LAYERS, tie_word_embeddings=False)

@@ -1,7 +1,4 @@
-"""How much memory a rank cannot do without, and how much there is."""
-
 import json
-from pathlib import Path
 
 import pytest
 import tiny_jobs
@@ -9,12 +6,12 @@ import torch
 from family_models import FAMILY_MODELS
 from mtp_models import save_mtp_model
 from safetensors.torch import load_file, save_file
+from tiny_jobs import config_of
 from tiny_models import SIZES, save_model
 from whole_models import save_whole
 
-from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.rollout import JudgeSpec
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.models import memory
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import HEAD
@@ -34,10 +31,6 @@ from ppojob_trainer.models.memory import (
 
 HYBRID = {**SIZES, **FAMILY_MODELS["qwen3_5_text"][1]}
 POLICY, CRITIC, REWARD = 1000, 500, 300
-
-
-def config_of(folder: Path, **changes: object) -> RunConfig:
-    return resolve(load_job(tiny_jobs.write_manifest(folder, folder, **changes)))
 
 
 def held(config: RunConfig, role: str) -> dict[str, int]:

@@ -11,19 +11,11 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models import nf4
 from ppojob_trainer.models.architectures import linear_layers, nf4_bytes, sizes_of
 from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of, adapters_off
-from ppojob_trainer.models.nf4 import (
-    VALUES,
-    Nf4Linear,
-    dequantised,
-    nf4_layers,
-    quantised,
-    round_layers,
-    rounded,
-)
 from ppojob_trainer.models.state_dict import (
     every_tensor,
     hf_named_tensors,
@@ -47,48 +39,47 @@ def test_values_are_quantiles_of_a_normal_distribution_between_minus_one_and_one
     below = [-inverse(offset + (0.5 - offset) * i / 7) for i in range(7)]
     made = sorted([*above, 0.0, *below])
     expected = [value / max(made) for value in made]
-    assert list(VALUES) == pytest.approx(expected, abs=2e-7)
+    assert list(nf4.VALUES) == pytest.approx(expected, abs=2e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [1, 64, 130])
 def test_each_number_is_the_nearest_value_times_the_largest_of_its_block(dtype, columns):
     weight = torch.randn(5, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
-    codes, scales = quantised(weight)
-    found = dequantised(codes, scales, columns, dtype)
+    codes, scales = nf4.quantised(weight)
+    found = nf4.dequantised(codes, scales, columns, dtype)
     assert (codes.dtype, found.dtype) == (torch.uint8, dtype)
     for row, made in zip(weight.tolist(), found, strict=True):
         literal = []
         for first in range(0, columns, 64):
             block = row[first : first + 64]
             scale = max(map(abs, block))
-            nearest = (min(VALUES, key=lambda v, x=x, s=scale: abs(x / s - v)) for x in block)
+            nearest = (min(nf4.VALUES, key=lambda v, x=x, s=scale: abs(x / s - v)) for x in block)
             literal += [value * scale for value in nearest]
         assert torch.equal(made, torch.tensor(literal, dtype=torch.float64).float().to(dtype))
-    assert torch.equal(rounded(found), found)
+    assert torch.equal(nf4.rounded(found), found)
 
 
 def test_codes_lie_two_a_byte_as_bitsandbytes_has_them():
     """What its `quantize_4bit` of 0.50.2 says of the same numbers."""
-    codes, scales = quantised(torch.linspace(-2.0, 2.0, 64)[None])
+    codes, scales = nf4.quantised(torch.linspace(-2.0, 2.0, 64)[None])
     assert scales.tolist() == [[2.0]]
     assert bytes(codes[0].tolist()).hex() == BITSANDBYTES
 
 
 def test_rows_alone_have_the_bits_that_they_have_in_the_whole():
     weight = torch.randn(7, 100)
-    whole = quantised(weight)
+    whole = nf4.quantised(weight)
     for cut in (slice(0, 4), slice(4, 7), slice(7, 7)):
-        for part, all_of_it in zip(quantised(weight[cut]), whole, strict=True):
+        for part, all_of_it in zip(nf4.quantised(weight[cut]), whole, strict=True):
             assert torch.equal(part, all_of_it[cut])
 
 
 def test_nothing_stays_nothing():
-    assert torch.equal(rounded(torch.zeros(2, 70)), torch.zeros(2, 70))
+    assert torch.equal(nf4.rounded(torch.zeros(2, 70)), torch.zeros(2, 70))
 
 
 def adapted(folder, lora=NF4, dtype=torch.float32):
-    """A model whose adapters are not at their beginning."""
     model = load_model(folder, dtype, lora=lora, seed=5)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -105,9 +96,8 @@ def folder(tmp_path_factory):
 
 
 def save_plain(folder, dtype, path):
-    """The same model with what codes stand for as plain weights."""
     plain = load_model(folder, dtype)
-    round_layers(plain)
+    nf4.round_layers(plain)
     plain.save_pretrained(path)
     return path
 
@@ -169,7 +159,7 @@ def test_all_matrices_of_blocks_are_in_four_bits_and_nothing_else(folder):
         name: one.shape for name, one in plain.items()
     }
     matrices = {name for name in plain if name.endswith("_proj.weight")}
-    assert nf4_layers(model).keys() == matrices
+    assert nf4.nf4_layers(model).keys() == matrices
     for name in plain.keys() - matrices:
         assert torch.equal(ours[name], plain[name]), name
     kept = {name for name in trained_tensors(model) if name.endswith(("lora_a", "lora_b"))}
@@ -182,7 +172,7 @@ def test_memory_is_what_is_planned(folder):
     held = sum(
         one.nbytes
         for layer in model.modules()
-        if isinstance(layer, Nf4Linear)
+        if isinstance(layer, nf4.Nf4Linear)
         for one in (layer.weight, layer.weight_scales)
     )
     shapes = [shape for n in range(sizes.layers) for shape in linear_layers(sizes, n).values()]

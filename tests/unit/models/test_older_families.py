@@ -1,5 +1,3 @@
-"""GPT-2, GPT-NeoX, OPT, Phi, StarCoder2, StableLM: what other families have not."""
-
 import itertools
 import json
 import re
@@ -14,9 +12,7 @@ from tiny_models import TWO_LAYERS, save_model
 from transformers import PreTrainedModel
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.model import LoraSpec, ModelSpec
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.config_changes import config_changes
@@ -25,11 +21,7 @@ from ppojob_trainer.models.folder_checks import check_model_folder, context_toke
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_in, adapters_of
-from ppojob_trainer.models.state_dict import (
-    hf_named_tensors,
-    named_full_tensors,
-    trained_tensors,
-)
+from ppojob_trainer.models.state_dict import hf_named_tensors, named_full_tensors, trained_tensors
 
 OLDER = ("gpt_neox", "gpt2", "opt", "phi", "starcoder2", "stablelm")
 LAYERS = {
@@ -167,19 +159,15 @@ def test_what_is_not_computed_is_refused_by_its_key(tmp_path, family, changes, w
 def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
     saved(tmp_path / "model", "gpt2")
     pods = {"ranksPerReplica": 4, "parallelism": {"tensor": 2, "pipeline": 2}}
-    manifest = tiny_jobs.write_manifest(
-        tmp_path,
+    config = tiny_jobs.config_of(
         tmp_path,
         model={"path": str(tmp_path / "model"), "lora": {"rank": 4}},
         algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 2},
         roles={"actorRollout": pods},
         rollout={"engine": "vllm", "adapters": "beside"},
     )
-    found = {one.where for one in check_layouts(resolve(load_job(manifest)).spec)}
-    assert found == {
-        "spec.rollout.adapters",
-        "spec.roles.actorRollout.parallelism.pipeline",
-    }
+    found = {one.where for one in check_layouts(config.spec)}
+    assert found == {"spec.rollout.adapters", "spec.roles.actorRollout.parallelism.pipeline"}
     lora = LoraSpec(
         rank=4, base_type="nf4", weight_decomposed=True, target_modules=["c_attn", "q_proj"]
     )

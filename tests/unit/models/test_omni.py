@@ -1,5 +1,3 @@
-"""Folders of Qwen-Omni: the thinker in them is trained, and what speaks stays as it was."""
-
 import json
 import re
 from pathlib import Path
@@ -42,9 +40,7 @@ def test_text_is_read_as_by_the_thinker(tmp_path: Path, kind: str, speaks: bool)
 
 @pytest.mark.parametrize("kind", SPEAKING)
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_whether_the_embedding_is_the_output_layer_the_thinker_says(
-    tmp_path: Path, kind: str, is_tied: bool
-) -> None:
+def test_whether_the_embedding_is_the_output_layer_the_thinker_says(tmp_path, kind, is_tied):
     """Whatever its text and what is around it say, whose defaults are others."""
     thinker = save_omni_model(tmp_path, kind, speaks=True, tie_word_embeddings=is_tied)
     path = tmp_path / "config.json"
@@ -63,9 +59,7 @@ def test_whether_the_embedding_is_the_output_layer_the_thinker_says(
 @pytest.mark.parametrize("kind", SPEAKING)
 @pytest.mark.parametrize("speaks", [True, False])
 @pytest.mark.parametrize("has_adapters", [True, False])
-def test_an_export_is_the_folder_again(
-    tmp_path: Path, kind: str, speaks: bool, has_adapters: bool
-) -> None:
+def test_an_export_is_the_folder_again(tmp_path: Path, kind: str, speaks: bool, has_adapters: bool):
     """What speaks is in it as it was, with its voices, and the sound of it in its own type."""
     folder, target = tmp_path / "model", tmp_path / "export"
     save_omni_model(folder, kind, speaks=speaks)

@@ -35,7 +35,6 @@ def save(folder, family):
 
 
 def adapted(folder, lora=LORA):
-    """A model whose adapters are not at their beginning."""
     model = load_model(folder, lora=lora, seed=5)
     generator = torch.Generator().manual_seed(1)
     for adapter in adapters_of(model).values():
@@ -48,7 +47,6 @@ def stacks_of(model):
 
 
 def change_by_rule(theirs, matrices, scale):
-    """Add to the weights of transformers' model what PEFT adds, by its names."""
     for name, a in matrices.items():
         if ".lora_A." not in name:
             continue
@@ -196,8 +194,7 @@ def test_each_matrix_of_a_stack_is_drawn_by_its_own_width(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "model"),
-    [*FAMILY_MODELS.items(), ("gemma4_text", MIXTURE_MODELS["gemma4_text"])],
+    ("family", "model"), [*FAMILY_MODELS.items(), ("gemma4_text", MIXTURE_MODELS["gemma4_text"])]
 )
 def test_adapters_are_those_that_memory_is_planned_by(tmp_path, family, model):
     kind, own = model

@@ -1,5 +1,3 @@
-"""Classifiers of tokens and of texts: what a critic is made of, and what scores responses."""
-
 import json
 
 import pytest
@@ -93,7 +91,6 @@ THEIRS = {TOKENS: AutoModelForTokenClassification, TEXTS: AutoModelForSequenceCl
 
 
 def shapes(model: PreTrainedModel) -> list[tuple[str, torch.Size]]:
-    """Of all weights, in the model's own order."""
     return [(name, weight.shape) for name, weight in model.named_parameters()]
 
 

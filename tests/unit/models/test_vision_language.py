@@ -1,5 +1,3 @@
-"""Language models out of folders of models that see pictures, and what is exported of both."""
-
 import json
 import shutil
 from pathlib import Path
@@ -8,9 +6,8 @@ import pytest
 import torch
 from refused_jobs import edit
 from safetensors.torch import load_file
-from seeing_models import THREE_WAYS, save_seeing_model, tried
+from seeing_models import THREE_WAYS, save_seeing_model, tried, whole_class
 from tiny_models import PATCH
-from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
@@ -50,11 +47,11 @@ def make_older(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_older", [True, False])
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("model_class", tried(THREE_WAYS))
+@pytest.mark.parametrize("kind", tried(THREE_WAYS))
 def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
-    tmp_path: Path, model_class: type[PreTrainedModel], is_tied: bool, is_older: bool
+    tmp_path: Path, kind: str, is_tied: bool, is_older: bool
 ) -> None:
-    whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=is_tied)
+    whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=is_tied)
     if is_older:
         make_older(tmp_path)
     report = check_model_folder(tmp_path)
@@ -80,12 +77,10 @@ def test_the_language_model_of_a_folder_says_what_the_whole_says_of_text(
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-@pytest.mark.parametrize("model_class", tried(THREE_WAYS[1:]))
-def test_an_export_has_the_tower_and_loads_as_a_whole(
-    tmp_path: Path, model_class: type[PreTrainedModel], is_split: bool
-) -> None:
+@pytest.mark.parametrize("kind", tried(THREE_WAYS[1:]))
+def test_an_export_has_the_tower_and_loads_as_a_whole(tmp_path, kind, is_split):
     folder, target = tmp_path / "model", tmp_path / "export"
-    before = save_seeing_model(folder, model_class, tie_word_embeddings=True).state_dict()
+    before = save_seeing_model(folder, kind, tie_word_embeddings=True).state_dict()
     model = load_model(folder)
     with torch.no_grad():
         for weight in model.parameters():
@@ -100,7 +95,7 @@ def test_an_export_has_the_tower_and_loads_as_a_whole(
         overrides=changes,
         **options,
     )
-    loaded, info = model_class.from_pretrained(target, output_loading_info=True)
+    loaded, info = whole_class(kind).from_pretrained(target, output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"]
     assert loaded.config.text_config.max_position_embeddings == 64
     for name, weight in loaded.named_parameters():
@@ -112,11 +107,11 @@ def test_an_export_has_the_tower_and_loads_as_a_whole(
     assert (report.errors, report.warnings) == ([], [])
 
 
-@pytest.mark.parametrize("model_class", THREE_WAYS)
-def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrainedModel]) -> None:
+@pytest.mark.parametrize("kind", THREE_WAYS)
+def test_adapters_are_merged_and_apart(tmp_path: Path, kind: str) -> None:
     """Under the names that the folder has for its weights, and that PEFT has for its layers."""
     folder, target, lora = tmp_path / "model", tmp_path / "export", LoraSpec(rank=2, alpha=2)
-    before = save_seeing_model(folder, model_class).state_dict()
+    before = save_seeing_model(folder, kind).state_dict()
     model = load_model(folder, lora=lora, seed=3)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -125,7 +120,7 @@ def test_adapters_are_merged_and_apart(tmp_path: Path, model_class: type[PreTrai
     tensors = hf_named_tensors(model)
     kept = {"model_folder": folder, "dtype": torch.float32, "adapters": adapters_of(model)}
     export_model(target, tensors, **kept)
-    loaded = model_class.from_pretrained(target)
+    loaded = whole_class(kind).from_pretrained(target)
     for name, weight in loaded.named_parameters():
         is_linear = name.endswith("weight") and ("_proj" in name or "expert_gate" in name)
         is_adapted = "visual." not in name and is_linear

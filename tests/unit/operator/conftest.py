@@ -1,7 +1,4 @@
-"""Tests of the operator may be coroutines; each runs in a loop of its own, for a minute at most.
-
-The minute, as all time, is that of the loop: of the machine, or virtual where the test says so.
-"""
+"""Tests of the operator may be coroutines; each has a loop of its own, for a minute at most."""
 
 import asyncio
 import inspect

@@ -1,5 +1,3 @@
-"""A job that gets another layout: what was made for the one before goes, then all is made anew."""
-
 import base64
 import dataclasses
 import json
@@ -47,7 +45,6 @@ async def suspended(bench: Bench) -> None:
 
 
 def objects(bench: Bench) -> dict[Any, Any]:
-    """All objects of the job, the job aside."""
     return {place: one for place, one in bench.content().items() if place[0] != "PPOJob"}
 
 

@@ -1,5 +1,3 @@
-"""What is kept of the cluster, and what wakes a job."""
-
 from typing import Any
 
 from operator_jobs import NOW, UID, job_manifest
@@ -21,8 +19,6 @@ LABELS = {"ppojob.dev/job": "sum", "ppojob.dev/job-uid": UID, "ppojob.dev/role":
 
 
 class Watched:
-    """A cache, and which jobs it woke."""
-
     def __init__(self) -> None:
         self.woken: list[JobKey] = []
         self.cache = Cache(self.woken.append)
@@ -38,7 +34,6 @@ class Watched:
         return self.cache.job(KEY)
 
     def pod(self, **fields: Any) -> Pod:
-        """A pod as it is kept."""
         self.cache.update_pod(pod(**fields))
         (one,) = self.cache.observed(KEY, UID).pods
         return one

@@ -1,5 +1,3 @@
-"""What goes over the wire to an API server and a supervisor, and what their answers mean."""
-
 import asyncio
 import contextlib
 import json
@@ -11,17 +9,9 @@ import pytest
 from aiohttp import web
 from operator_plans import pod
 
+from ppojob_operator import errors
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.connection import Connection
-from ppojob_operator.errors import (
-    ClusterError,
-    ConflictError,
-    ExpiredError,
-    MissingError,
-    NotLeaderError,
-    RefusedError,
-    UnavailableError,
-)
 from ppojob_operator.kinds import CHILD_KINDS, NODE, POD
 from ppojob_operator.state import ControllerReport
 from ppojob_operator.supervisor import controller_report
@@ -102,17 +92,19 @@ async def test_a_forced_deletion_waits_for_no_node() -> None:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        (403, RefusedError),
-        (404, MissingError),
-        (409, ConflictError),
-        (410, ExpiredError),
-        (422, RefusedError),
-        (429, UnavailableError),
-        (500, UnavailableError),
-        (503, UnavailableError),
+        (403, errors.RefusedError),
+        (404, errors.MissingError),
+        (409, errors.ConflictError),
+        (410, errors.ExpiredError),
+        (422, errors.RefusedError),
+        (429, errors.UnavailableError),
+        (500, errors.UnavailableError),
+        (503, errors.UnavailableError),
     ],
 )
-async def test_a_status_is_an_error_of_its_kind(status: int, error: type[ClusterError]) -> None:
+async def test_a_status_is_an_error_of_its_kind(
+    status: int, error: type[errors.ClusterError]
+) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.json_response({"message": "why"}, status=status, headers={"Retry-After": "7"})
 
@@ -120,7 +112,7 @@ async def test_a_status_is_an_error_of_its_kind(status: int, error: type[Cluster
         with pytest.raises(error, match="why") as raised:
             await cluster.create(CONFIG)
     assert raised.value.status == status
-    if isinstance(raised.value, UnavailableError):
+    if isinstance(raised.value, errors.UnavailableError):
         assert raised.value.retry_after == 7.0
 
 
@@ -130,7 +122,7 @@ async def test_no_answer_is_unavailable() -> None:
         return web.Response()
 
     async with served(handler) as cluster:
-        with pytest.raises(UnavailableError):
+        with pytest.raises(errors.UnavailableError):
             await cluster.get(CHILD_KINDS["ConfigMap"], "n", "c")
 
 
@@ -140,7 +132,7 @@ async def test_a_fence_stands_before_writes_alone() -> None:
         return web.json_response(CONFIG)
 
     def closed() -> None:
-        raise NotLeaderError("closed")
+        raise errors.NotLeaderError("closed")
 
     async with served(handler) as cluster:
         fenced = cluster.fenced(closed)
@@ -152,7 +144,7 @@ async def test_a_fence_stands_before_writes_alone() -> None:
             fenced.replace(CONFIG),
             fenced.delete(POD, "n", "p", "u1"),
         ):
-            with pytest.raises(NotLeaderError):
+            with pytest.raises(errors.NotLeaderError):
                 await write
 
 
@@ -196,14 +188,16 @@ async def test_a_watch_is_a_line_an_event_however_long() -> None:
     assert await watched(stream(lines)) == ["ADDED", "BOOKMARK"]
 
 
-@pytest.mark.parametrize(("code", "error"), [(410, ExpiredError), (500, UnavailableError)])
-async def test_an_error_event_is_an_error(code: int, error: type[ClusterError]) -> None:
+@pytest.mark.parametrize(
+    ("code", "error"), [(410, errors.ExpiredError), (500, errors.UnavailableError)]
+)
+async def test_an_error_event_is_an_error(code: int, error: type[errors.ClusterError]) -> None:
     with pytest.raises(error):
         await watched(stream([{"type": "ERROR", "object": {"code": code, "message": "why"}}]))
 
 
 async def test_a_watch_that_says_nothing_is_broken_off() -> None:
-    with pytest.raises(UnavailableError):
+    with pytest.raises(errors.UnavailableError):
         await watched(stream([], stalls=True), stall_seconds=0.2)
 
 

@@ -1,5 +1,3 @@
-"""Which job is looked at when."""
-
 import asyncio
 import itertools
 import time

@@ -1,5 +1,3 @@
-"""Two replicas and one Lease."""
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

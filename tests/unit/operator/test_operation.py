@@ -1,5 +1,3 @@
-"""The whole operator over streams: two replicas, a job, and whatever happens to it."""
-
 import asyncio
 import dataclasses
 from typing import Any

@@ -1,5 +1,3 @@
-"""docs/operations.md and reasons.md have a line for every reason of a status, and every metric."""
-
 import ast
 import re
 from collections.abc import Iterator

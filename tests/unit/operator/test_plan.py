@@ -1,5 +1,3 @@
-"""The plan for a job, from what is there: never from what has happened."""
-
 import dataclasses
 from typing import Any
 
@@ -23,20 +21,10 @@ from prometheus_client import REGISTRY
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
+from ppojob_operator import state
 from ppojob_operator.conditions import from_rfc3339
 from ppojob_operator.plan import cluster_problems, plan
 from ppojob_operator.reading import read_job
-from ppojob_operator.state import (
-    Apply,
-    ControllerReport,
-    Create,
-    DeletePod,
-    Manifest,
-    Node,
-    Observed,
-    Plan,
-    Pod,
-)
 
 
 def test_a_new_job_gets_its_objects_before_its_pods() -> None:
@@ -103,7 +91,7 @@ def test_an_edit_that_is_wrong_does_not_fail_a_suspended_job() -> None:
 
 def test_a_job_that_is_deleted_is_left_alone() -> None:
     job = dataclasses.replace(make_job(), is_deleting=True)
-    assert look(job, observed(pods=all_pods())) == Plan()
+    assert look(job, observed(pods=all_pods())) == state.Plan()
 
 
 @pytest.mark.parametrize(
@@ -159,24 +147,26 @@ def test_a_missing_rank_is_named() -> None:
 
 def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
     pods = (*READY[:3], pod("sum-reward-1", node="n"))
-    seen = observed(pods=pods, nodes={"n": Node("n", NOW)})
+    seen = observed(pods=pods, nodes={"n": state.Node("n", NOW)})
     early, late = look(make_job(), seen, 29), look(make_job(), seen, 30)
-    assert actions(early, DeletePod) == []
+    assert actions(early, state.DeletePod) == []
     assert early.requeue_after == pytest.approx(1.0)
-    assert actions(late, DeletePod) == [DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)]
+    assert actions(late, state.DeletePod) == [
+        state.DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)
+    ]
 
 
 def test_a_job_that_is_short_of_a_place_holds_up_no_drain() -> None:
     rest = all_pods(is_ready=True, node="a")[1:]
     waits = pod("sum-actor-rollout-0", unschedulable="1 node is unschedulable")
     placed = observed(pods=(pod("sum-actor-rollout-0", node="b"), *rest))
-    assert actions(look(make_job(), placed), Apply) == []
-    (budget,) = actions(look(make_job(), observed(pods=(waits, *rest))), Apply)
+    assert actions(look(make_job(), placed), state.Apply) == []
+    (budget,) = actions(look(make_job(), observed(pods=(waits, *rest))), state.Apply)
     assert budget.manifest["kind"] == "PodDisruptionBudget"
     assert budget.manifest["spec"]["maxUnavailable"] == "100%"
     # A job that has no place at all has nothing to be drained.
     nowhere = all_pods(unschedulable="0 nodes are available")
-    assert actions(look(make_job(), observed(pods=nowhere)), Apply) == []
+    assert actions(look(make_job(), observed(pods=nowhere)), state.Apply) == []
 
 
 def test_the_image_of_a_running_job_stays_when_the_operators_changes() -> None:
@@ -188,22 +178,20 @@ def test_the_image_of_a_running_job_stays_when_the_operators_changes() -> None:
 
 @pytest.mark.parametrize(("owner", "sets"), [("uid-of-a-set-that-is-gone", 0), ("", 3)])
 def test_pods_of_before_are_waited_for_and_orphans_are_not(owner: str, sets: int) -> None:
-    seen = Observed(pods=all_pods(owner_uid=owner))
+    seen = state.Observed(pods=all_pods(owner_uid=owner))
     assert len(made(look(make_job(), seen), "StatefulSet")) == sets
 
 
 STEPPING = TrainingStatus(attempt=1, step=3, stage="Training", last_checkpoint_step=2)
 
 
-def pods(**of_controller: Any) -> tuple[Pod, ...]:
-    """All pods of the job, ready, and its controller's as it is said to be."""
+def pods(**of_controller: Any) -> tuple[state.Pod, ...]:
     return READY[0], pod("sum-controller-0", **{"is_ready": True, **of_controller}), *READY[2:]
 
 
 def after(
-    training: TrainingStatus, report: ControllerReport | None = None, **of_controller: Any
+    training: TrainingStatus, report: state.ControllerReport | None = None, **of_controller: Any
 ) -> PPOJobStatus:
-    """The status of a job of which this is known."""
     seen = observed(pods=pods(**of_controller), controller=report)
     return status_of(make_job(PPOJobStatus(training=training)), seen)
 
@@ -220,14 +208,16 @@ def test_what_an_earlier_job_has_left_is_not_waited_for() -> None:
         key: dataclasses.replace(child, owner_uid="", manifest={**child.manifest, "metadata": head})
         for key, child in CHILDREN.items()
     }
-    planned = look(make_job(), Observed(children=left))
-    assert {one.manifest["kind"] for one in actions(planned, Create)} == {kind for kind, _ in left}
+    planned = look(make_job(), state.Observed(children=left))
+    assert {one.manifest["kind"] for one in actions(planned, state.Create)} == {
+        kind for kind, _ in left
+    }
     going = {key: dataclasses.replace(child, is_deleting=True) for key, child in left.items()}
-    assert actions(look(make_job(), Observed(children=going)), Create) == []
+    assert actions(look(make_job(), state.Observed(children=going)), state.Create) == []
 
 
 def test_conditions_follow_what_the_controller_says() -> None:
-    status = after(STEPPING, ControllerReport("uid-sum-controller-0", "ready"))
+    status = after(STEPPING, state.ControllerReport("uid-sum-controller-0", "ready"))
     assert status.phase == "Running"
     assert said(status, "Rendezvoused") == ("True", "AllRanksConnected")
     assert said(status, "Training") == ("True", "Stepping")
@@ -245,7 +235,7 @@ def test_conditions_follow_what_the_controller_says() -> None:
 @pytest.mark.parametrize(
     ("report", "of_controller"),
     [
-        (ControllerReport("uid-sum-controller-0", "starting"), {}),
+        (state.ControllerReport("uid-sum-controller-0", "starting"), {}),
         (None, {"is_ready": False}),
         (None, {"is_deleting": True}),
     ],
@@ -263,10 +253,10 @@ def counted(name: str) -> float:
 
 async def test_the_first_step_is_timed_once_and_the_training_stays_the_controllers(bench) -> None:
     ready, stepped = counted("pods_ready"), counted("first_step")
-    statuses: list[Manifest] = []
+    statuses: list[state.Manifest] = []
     apply_status = bench.cluster.apply_status
 
-    async def watched(manifest: Manifest) -> Manifest:
+    async def watched(manifest: state.Manifest) -> state.Manifest:
         statuses.append(manifest["status"])
         return await apply_status(manifest)
 

@@ -1,5 +1,3 @@
-"""How a job ends, and what is done about ends of containers, by class and within a budget."""
-
 import datetime
 from typing import Any
 
@@ -8,23 +6,15 @@ from operator_jobs import NOW, make_job, observed
 from operator_plans import NOTHING, READY, UP, actions, all_pods, kinds, look, pod, status_of
 
 from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
+from ppojob_operator import state
 from ppojob_operator.conditions import holds, rfc3339
-from ppojob_operator.state import (
-    ControllerReport,
-    DeleteJob,
-    DeletePod,
-    Observed,
-    Plan,
-    Pod,
-    Termination,
-)
 
-GONE = ((DeleteJob(),),)
+GONE = ((state.DeleteJob(),),)
 
 
-def at_the_end(code: int, reason: str = "") -> Observed:
+def at_the_end(code: int, reason: str = "") -> state.Observed:
     """All pods are there, and the controller has ended."""
-    report = ControllerReport("uid-sum-controller-0", "done", reason, code)
+    report = state.ControllerReport("uid-sum-controller-0", "done", reason, code)
     return observed(pods=READY, controller=report)
 
 
@@ -58,7 +48,7 @@ def test_pods_stay_until_the_end_is_written_down() -> None:
 
 
 @pytest.mark.parametrize("seen", [NOTHING, UP])
-def test_the_end_is_never_left(seen: Observed) -> None:
+def test_the_end_is_never_left(seen: state.Observed) -> None:
     after = status_of(make_job(ended()), seen)
     assert (after.phase, after.reason) == ("Succeeded", "TrainingDone")
     assert holds(after, "Complete")
@@ -94,7 +84,7 @@ def test_it_does_not_go_while_its_controller_checkpoints() -> None:
 @pytest.mark.parametrize("seconds", ["60", -1, True, None, {}], ids=str)
 def test_a_time_that_is_wrong_itself_is_never_over(seconds: Any) -> None:
     wrong = {"lifecycle": {"ttlSecondsAfterFinished": seconds}, "steps": {}}
-    assert look(make_job(status_of(make_job(**wrong)), **wrong), seconds=1e8) == Plan()
+    assert look(make_job(status_of(make_job(**wrong)), **wrong), seconds=1e8) == state.Plan()
 
 
 def test_a_running_job_that_was_edited_wrongly_stays() -> None:
@@ -106,11 +96,11 @@ def test_a_running_job_that_was_edited_wrongly_stays() -> None:
 IN_BACK_OFF = "CrashLoopBackOff"
 
 
-def crashed(exit_code: int, **fields: Any) -> Pod:
-    return pod("sum-reward-0", last=Termination(exit_code, "Error", "boom", NOW), **fields)
+def crashed(exit_code: int, **fields: Any) -> state.Pod:
+    return pod("sum-reward-0", last=state.Termination(exit_code, "Error", "boom", NOW), **fields)
 
 
-def after_crash(one: Pod, status: PPOJobStatus) -> PPOJobStatus:
+def after_crash(one: state.Pod, status: PPOJobStatus) -> PPOJobStatus:
     return status_of(make_job(status), observed(pods=(*READY[:2], one)))
 
 
@@ -127,7 +117,7 @@ def test_the_same_failure_at_the_same_step_twice_is_the_end() -> None:
 
 
 def test_a_role_that_is_lost_as_a_whole_is_one_loss() -> None:
-    def lost(restarts: int, seconds: float) -> list[Pod]:
+    def lost(restarts: int, seconds: float) -> list[state.Pod]:
         ends = [NOW + datetime.timedelta(seconds=seconds + i / 2) for i in range(40)]
         return [
             pod(
@@ -135,7 +125,7 @@ def test_a_role_that_is_lost_as_a_whole_is_one_loss() -> None:
                 uid=f"uid-{number}",
                 restarts=restarts,
                 memory_limit="512Mi",
-                last=Termination(137, "OOMKilled", "", end),
+                last=state.Termination(137, "OOMKilled", "", end),
             )
             for number, end in enumerate(ends)
         ]
@@ -170,10 +160,12 @@ class Life:
         job = make_job(self.status, recovery={"restartsWithoutProgress": self.budget})
         planned = look(job, observed(pods=tuple(self.pods.values())), self.seconds)
         self.status = planned.status or self.status
-        return {one.name for one in actions(planned, DeletePod)}
+        return {one.name for one in actions(planned, state.DeletePod)}
 
-    def killed(self) -> Termination:
-        return Termination(137, "OOMKilled", "", NOW + datetime.timedelta(seconds=self.seconds))
+    def killed(self) -> state.Termination:
+        return state.Termination(
+            137, "OOMKilled", "", NOW + datetime.timedelta(seconds=self.seconds)
+        )
 
     def end(self, name: str, **fields: Any) -> None:
         """A container is killed once more, and started again at once."""

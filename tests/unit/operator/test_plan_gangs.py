@@ -1,5 +1,3 @@
-"""A job whose pods are placed together, and one that finds room for some of them only."""
-
 import dataclasses
 from fractions import Fraction
 from typing import Any

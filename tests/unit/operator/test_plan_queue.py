@@ -1,5 +1,3 @@
-"""A job in a queue of Kueue: when it has pods, what the queue is told, what it gets back."""
-
 from typing import Any
 
 import pytest

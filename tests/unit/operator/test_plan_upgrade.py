@@ -1,5 +1,3 @@
-"""What a newer operator, which gives a job fewer roles, leaves to those that run it as it was."""
-
 import dataclasses
 import json
 from typing import Any

@@ -1,5 +1,3 @@
-"""The operator against a cluster in memory: whatever is lost, edited, refused or killed."""
-
 import copy
 import dataclasses
 from collections.abc import Callable

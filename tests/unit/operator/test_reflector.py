@@ -1,5 +1,3 @@
-"""A cache of a kind: whatever a stream does, it ends with what is there."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,14 +6,8 @@ import pytest
 from patience import beside
 from prometheus_client import REGISTRY
 
+from ppojob_operator import errors
 from ppojob_operator.cluster import Change, Page
-from ppojob_operator.errors import (
-    ClusterError,
-    ExpiredError,
-    MissingError,
-    RefusedError,
-    UnavailableError,
-)
 from ppojob_operator.kinds import NODE, POD, Kind
 from ppojob_operator.reflector import Reflector
 from ppojob_operator.state import Manifest
@@ -38,7 +30,7 @@ class ScriptedCluster:
 
     async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
         for page in self.lists.pop(0):
-            if isinstance(page, ClusterError):
+            if isinstance(page, errors.ClusterError):
                 raise page
             yield Page(tuple(page), "10")
 
@@ -50,7 +42,7 @@ class ScriptedCluster:
             self.is_over.set()
             await asyncio.Event().wait()
         for change in self.watches.pop(0):
-            if isinstance(change, ClusterError):
+            if isinstance(change, errors.ClusterError):
                 raise change
             yield change
 
@@ -87,14 +79,14 @@ def lists_counted() -> float:
         # An expired stream: it lists again and finds what went.
         (
             [[[pod("a"), pod("b")]], [[pod("b")]]],
-            [[ExpiredError("410", 410)]],
+            [[errors.ExpiredError("410", 410)]],
             ["a", "b", "b"],
             ["a"],
         ),
         # An overloaded server is left alone and asked again.
         (
             [[[pod("a")]]],
-            [[UnavailableError("429", 429, 0.0)], [Change("ADDED", pod("b", 11))]],
+            [[errors.UnavailableError("429", 429, 0.0)], [Change("ADDED", pod("b", 11))]],
             ["a", "b"],
             [],
         ),
@@ -107,21 +99,21 @@ async def test_whatever_a_stream_does_it_ends_with_what_is_there(lists, watches,
 
 async def test_what_went_while_a_list_broke_off_is_found_too_and_only_the_whole_one_counts():
     before = lists_counted()
-    cluster = await mirrored([[[pod("a")], UnavailableError("500", 500)], [[pod("b")]]], [])
+    cluster = await mirrored([[[pod("a")], errors.UnavailableError("500", 500)], [[pod("b")]]], [])
     assert (cluster.seen, cluster.gone) == (["a", "b"], ["a"])
     assert lists_counted() == before + 1
 
 
 async def test_a_stream_that_breaks_goes_on_from_the_last_bookmark() -> None:
     bookmark = Change("BOOKMARK", {"metadata": {"resourceVersion": "50"}})
-    watches = [[bookmark, UnavailableError("stalled")], [Change("ADDED", pod("c", 51))]]
+    watches = [[bookmark, errors.UnavailableError("stalled")], [Change("ADDED", pod("c", 51))]]
     cluster = await mirrored([[[pod("a")]]], watches)
     assert cluster.watched_from == ["10", "50", "51"]
     assert (cluster.seen, cluster.gone) == (["a", "c"], [])
 
 
 async def test_without_the_right_to_look_it_goes_on() -> None:
-    cluster = ScriptedCluster([[RefusedError("403", 403)]], [])
+    cluster = ScriptedCluster([[errors.RefusedError("403", 403)]], [])
     reflector = cluster.reflector(NODE, is_optional=True)
     async with beside(reflector.run()):
         await reflector.is_synced.wait()
@@ -146,14 +138,14 @@ async def test_each_namespace_is_heard_by_itself() -> None:
         # What was refused once is listed again and said to be served.
         (
             [[[pod("a"), pod("b")]], [[pod("b")]]],
-            RefusedError("401", 401),
+            errors.RefusedError("401", 401),
             True,
             [True, False, "a", True],
         ),
         # Of what is not served any more it is said before its objects go.
         (
-            [[[pod("a")]], [MissingError("404", 404)]],
-            ExpiredError("410", 410),
+            [[[pod("a")]], [errors.MissingError("404", 404)]],
+            errors.ExpiredError("410", 410),
             False,
             [True, False, "a"],
         ),

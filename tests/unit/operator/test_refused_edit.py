@@ -1,5 +1,3 @@
-"""A spec that is refused after it was accepted, or is newer than the operator."""
-
 from typing import Any
 
 import pytest
@@ -30,18 +28,9 @@ from operator_plans import (
 )
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
+from ppojob_operator import state
 from ppojob_operator.conditions import condition
 from ppojob_operator.reading import read_job
-from ppojob_operator.state import (
-    ChildKind,
-    ControllerReport,
-    DeletePod,
-    Job,
-    Node,
-    Observed,
-    Plan,
-    Termination,
-)
 
 RUNNING = status_of(make_job(), UP)
 # Two lengths.
@@ -49,16 +38,15 @@ REFUSED: dict[str, Any] = {"steps": {"total": 1, "epochs": 1}}
 EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
 
 
-def refused_job(status: PPOJobStatus = RUNNING, **changes: Any) -> Job:
-    """The running job, edited."""
+def refused_job(status: PPOJobStatus = RUNNING, **changes: Any) -> state.Job:
     job = make_job(status, **REFUSED, **changes)
     assert job.manifest is None
     return job
 
 
-def without(kind: ChildKind, name: str) -> Observed:
+def without(kind: state.ChildKind, name: str) -> state.Observed:
     left = {key: one for key, one in CHILDREN.items() if key != (kind, name)}
-    return Observed(children=left, pods=READY)
+    return state.Observed(children=left, pods=READY)
 
 
 def test_it_is_told_once_and_nothing_else_changes() -> None:
@@ -72,15 +60,14 @@ def test_it_is_told_once_and_nothing_else_changes() -> None:
     assert others == [one for one in RUNNING.conditions if one.type != "Accepted"]
     kept = {"phase", "reason", "message", "roles", "image", "start_time"}
     assert status.model_dump(include=kept) == RUNNING.model_dump(include=kept)
-    assert look(refused_job(status), UP) == Plan()
+    assert look(refused_job(status), UP) == state.Plan()
 
 
 @pytest.mark.parametrize(
-    ("code", "phase", "reason"),
-    [(0, "Succeeded", "TrainingDone"), (3, "Failed", "TrainingFailed")],
+    ("code", "phase", "reason"), [(0, "Succeeded", "TrainingDone"), (3, "Failed", "TrainingFailed")]
 )
 def test_it_ends(code: int, phase: str, reason: str) -> None:
-    report = ControllerReport("uid-sum-controller-0", "done", "", code)
+    report = state.ControllerReport("uid-sum-controller-0", "done", "", code)
     there = observed(pods=READY, controller=report)
     status = status_of(refused_job(), there)
     assert (status.phase, status.reason) == (phase, reason)
@@ -95,13 +82,13 @@ def test_its_deadline_counts() -> None:
 
 
 def test_losses_of_its_pods_count() -> None:
-    end = Termination(137, "OOMKilled", "", NOW)
+    end = state.Termination(137, "OOMKilled", "", NOW)
     crashed = pod("sum-reward-0", restarts=1, last=end, waiting_reason="CrashLoopBackOff")
     silent = pod("sum-reward-1", node="n")
-    there = observed(pods=(*READY[:2], crashed, silent), nodes={"n": Node("n", NOW)})
+    there = observed(pods=(*READY[:2], crashed, silent), nodes={"n": state.Node("n", NOW)})
     status = status_of(refused_job(), there)
     assert [one.pod for one in status.failures] == ["sum-reward-0"]
-    deletions = actions(look(refused_job(status), there, 30), DeletePod)
+    deletions = actions(look(refused_job(status), there, 30), state.DeletePod)
     assert {one.name for one in deletions} == {"sum-reward-0", "sum-reward-1"}
     spent = status_of(refused_job(recovery={"restartsWithoutProgress": 0}), there)
     assert spent.reason == "RestartBudgetSpent"
@@ -141,7 +128,7 @@ def test_a_newer_lifecycle_is_read_as_far_as_it_is_known() -> None:
     assert (deleted(planned), told(planned)) == (["sum-controller"], ["NewerSpec"])
 
 
-def refused(before: Plan, **changes: Any) -> Job:
+def refused(before: state.Plan, **changes: Any) -> state.Job:
     return queued_job(status_after(before), **REFUSED, **changes)
 
 
@@ -220,7 +207,7 @@ async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(bench: Bench) -
     assert not bench.cluster.of("Pod")
 
 
-def newer_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> Job:
+def newer_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> state.Job:
     """A job into which an API server wrote the default of a field that is not known here."""
     manifest = job_manifest(**changes)
     manifest["spec"]["checkpoint"]["compression"] = "none"

@@ -1,8 +1,3 @@
-"""What the operator makes for a job, word for word, and what its settings make of pods.
-
-That the golden pods pass Pod Security `restricted` is for the API server to say: tests/cluster.
-"""
-
 import dataclasses
 import os
 import re
@@ -33,7 +28,6 @@ def rendered(job: Job) -> list[dict[str, Any]]:
 
 
 def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, Any]]:
-    """The pod specs of a job with these settings, by role."""
     job = make_job(pods=list(items), **sections)
     sets = [one for one in rendered(job) if one["kind"] == "StatefulSet"]
     return {
@@ -45,7 +39,6 @@ def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, An
 def template_with(
     settings: dict[str, Any], defaults: Settings = DEFAULTS, **sections: Any
 ) -> dict[str, Any]:
-    """The pod template of `actorRollout`."""
     job = make_job(pods=[settings], **sections)
     config = pod_config(job, job.manifest)
     return pod_template(job, config, config.run.topology.role("actorRollout"), defaults)
@@ -328,11 +321,7 @@ def test_a_later_item_of_the_pods_stands_over_an_earlier_one() -> None:
     assert (claims(controller), claims(reward)) == (["a"], ["b"])
     hosts = ("host", 1, "DoNotSchedule")
     assert spread(controller) == [("zone", 1, "DoNotSchedule"), hosts]
-    assert spread(reward) == [
-        hosts,
-        ("zone", 3, "DoNotSchedule"),
-        ("zone", 1, "ScheduleAnyway"),
-    ]
+    assert spread(reward) == [hosts, ("zone", 3, "DoNotSchedule"), ("zone", 1, "ScheduleAnyway")]
     assert (controller["dnsConfig"], controller.get("schedulerName")) == (dns, None)
     assert reward["dnsConfig"] == {**dns, "searches": ["b.example"]}
     assert reward["schedulerName"] == "mine"
@@ -345,7 +334,6 @@ def test_a_later_item_of_the_pods_stands_over_an_earlier_one() -> None:
 
 
 def claims(spec: dict[str, Any]) -> list[str]:
-    """Claims of what is mounted at `/data`."""
     sources = {one["name"]: one.get("persistentVolumeClaim") for one in spec["volumes"]}
     mounts = spec["containers"][0]["volumeMounts"]
     at = [one["name"] for one in mounts if one["mountPath"].startswith("/data")]

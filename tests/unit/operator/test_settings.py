@@ -1,5 +1,3 @@
-"""What the environment and a kubeconfig tell the operator."""
-
 from http.client import HTTPSConnection
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Parts of tensors; a process group of torch's that only pretends gives the ranks of a mesh."""
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +7,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -65,9 +63,7 @@ def pretended(rank: int, size: int) -> Iterator[None]:
     [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Shard(0)), (Shard(0), Shard(0))],
     ids=str,
 )
-def test_the_boxes_of_first_holders_cover_a_tensor_once(
-    shape: tuple[int, ...], placements: tuple[Placement, ...]
-) -> None:
+def test_the_boxes_of_first_holders_cover_a_tensor_once(shape, placements):
     """Of four ranks, two by two; a part that two of them hold counts at the first of them."""
     counts = torch.zeros(shape)
     for rank in range(4):

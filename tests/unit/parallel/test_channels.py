@@ -1,5 +1,3 @@
-"""Links between real processes: equal bytes, and what a killed and a stopped peer look like."""
-
 import signal
 import time
 from collections.abc import Iterator

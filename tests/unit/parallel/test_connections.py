@@ -8,7 +8,6 @@ from ppojob_trainer.parallel.channel import shut_down_connections
 
 @pytest.fixture
 def connected():
-    """Makes a listener on 127.0.1.9 and both ends of a connection to it."""
     opened: list[socket.socket] = []
 
     def connect() -> tuple[tuple[str, int], socket.socket, socket.socket]:

@@ -13,7 +13,6 @@ LAYOUTS = st.builds(ParallelDims, *[st.integers(1, 3)] * 5).filter(lambda dims: 
 
 
 def places(dims: ParallelDims) -> list[dict[str, int]]:
-    """Where each rank stands: the last dimension runs fastest."""
     sizes = {name: getattr(dims, name) for name in get_args(Dimension)}
     found = itertools.product(*map(range, sizes.values()))
     return [dict(zip(sizes, place, strict=True)) for place in found]

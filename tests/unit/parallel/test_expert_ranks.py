@@ -1,5 +1,3 @@
-"""Worlds whose ranks share the experts of a layer, against one rank."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Weights on their way to engines: the bits, one bucket at a time, and what a lost peer costs."""
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tensors leave their device and come back as they were, with all that looks at them."""
-
 import pytest
 import torch
 

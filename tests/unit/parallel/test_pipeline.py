@@ -1,5 +1,3 @@
-"""In which order stages pass micro-batches, and which layers each has."""
-
 import queue
 import threading
 from collections.abc import Mapping
@@ -56,10 +54,7 @@ def test_passes_wait_for_passes_of_smaller_numbers_alone(stages, passes):
 
 
 class Connecting:
-    """A stage's group, in which two ranks connect in the first send between them, as by nccl.
-
-    The send waits there for the other's receive.
-    """
+    """A stage's group whose first send waits, as by nccl, until the other rank receives."""
 
     def __init__(self, wires: Mapping, stage: int) -> None:
         self._wires, self._stage = wires, stage

@@ -101,10 +101,7 @@ def read(cover: Cover) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that the worlds left behind: those that the selected tests look at.
-
-    Of the whole cross where a test of it is selected.
-    """
+    """What the worlds left behind that the selected tests look at: a cover, or the whole cross."""
     asked = [item for item in request.session.items if item.path == request.path]
     is_whole = any(item.get_closest_marker("long") for item in asked)
     layouts = {
@@ -130,10 +127,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @functools.cache
 def rounding(folder: Path, name: str) -> dict[str, Tensor]:
-    """By how much gradients of one rank differ where weights are one rounding away.
-
-    The most of some directions: one of them may hardly matter to a gradient.
-    """
+    """The most that gradients of one rank differ, over some directions of a rounding of weights."""
     gradients = under(alone(folder, name), "gradient/")
     cases = [replace(CASES[name].alone, nudged=direction) for direction in range(1, 9)]
     found = [under(run_case(case, folder, World.alone()), "gradient/") for case in cases]

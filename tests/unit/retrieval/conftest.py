@@ -48,9 +48,7 @@ def encoder_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["bm25", "dense"])
-def index_folder(
-    request: pytest.FixtureRequest, tmp_path: Path, write_corpus: Callable[..., Path]
-) -> Path:
+def index_folder(request, tmp_path: Path, write_corpus) -> Path:
     """An index of 60 documents, by words and by vectors."""
     corpus = write_corpus([document(number) for number in range(60)])
     settings = None

@@ -105,10 +105,7 @@ CASES: dict[str, tuple[list[Act], Command]] = {
     ),
     "dense without encoder": ([corpus(GOOD)], [*INDEX, "--kind", "dense"]),
     "encoder for words": ([corpus(GOOD)], [*INDEX, "--encoder", "tiny-e5"]),
-    "encoder folder missing": (
-        [corpus(GOOD)],
-        [*INDEX, "--kind", "dense", "--encoder", "nowhere"],
-    ),
+    "encoder folder missing": ([corpus(GOOD)], [*INDEX, "--kind", "dense", "--encoder", "nowhere"]),
     "encoder folder without weights": ([corpus(GOOD), WEIGHTS.unlink], DENSE),
     "encoder without a tensor": ([corpus(GOOD), without_a_tensor], DENSE),
     "encoder of an unknown kind": (
@@ -130,10 +127,7 @@ CASES: dict[str, tuple[list[Act], Command]] = {
         [made(), changed(memory_bytes=4096 * 2**30), lambda: shutil.rmtree("index/bm25")],
         RETRIEVE,
     ),
-    "encoder of a dense index is gone": (
-        [made(DENSE), lambda: shutil.rmtree("tiny-e5")],
-        RETRIEVE,
-    ),
+    "encoder of a dense index is gone": ([made(DENSE), lambda: shutil.rmtree("tiny-e5")], RETRIEVE),
     "another encoder": ([made(DENSE), doubled], RETRIEVE),
     "port that is taken": ([made()], [*RETRIEVE, "--port", "TAKEN"]),
 }

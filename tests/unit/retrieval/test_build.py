@@ -1,5 +1,3 @@
-"""An index that is interrupted anywhere, gone on with, and is the undisturbed one."""
-
 import shutil
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Vectors of sentences, against loops over tokens."""
-
 import json
 import math
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Search-R1's `/retrieve`: served, and asked of services that are well or not."""
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -1,5 +1,3 @@
-"""Searches in an index, by words and by vectors."""
-
 import gzip
 import random
 from pathlib import Path

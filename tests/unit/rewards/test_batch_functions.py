@@ -1,5 +1,3 @@
-"""Functions that score many responses at once, and functions of installed packages."""
-
 import logging
 import os
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Functions that score the responses to a prompt together, and the vote among them."""
-
 import itertools
 import logging
 from collections import Counter

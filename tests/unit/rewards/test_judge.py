@@ -1,5 +1,3 @@
-"""Scores over HTTP, from a real server on this machine."""
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,5 +1,3 @@
-"""The table of scorers is all that a new one needs: everything else is made of it."""
-
 import pytest
 
 from ppojob_trainer.errors import ConfigError

@@ -1,5 +1,3 @@
-"""Code of responses in a service with SandboxFusion's interface."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -60,9 +60,7 @@ def test_scores_are_those_of_the_original(name: str) -> None:
         ("search_r1_format", "Paris", {"target": "x"}, NO_ANSWER),
     ],
 )
-def test_the_prediction_is_what_was_read(
-    name: str, response: str, truth: Json, prediction: str
-) -> None:
+def test_the_prediction_is_what_was_read(name: str, response: str, truth: Json, prediction: str):
     assert SCORERS[name].score(response, truth)["pred"] == prediction
 
 

@@ -1,5 +1,3 @@
-"""Processes that score: killed from outside, left behind by a call, and ended."""
-
 import os
 import signal
 import subprocess

@@ -72,9 +72,7 @@ def test_the_first_test_that_takes_too_long_is_the_last() -> None:
     ],
     ids=["names", "modules", "integer keys", "many"],
 )
-def test_arguments_are_what_the_truth_says(
-    response: str, given: str, wanted: object, sandbox: Sandbox
-) -> None:
+def test_arguments_are_what_the_truth_says(response, given, wanted, sandbox):
     truth = {"fn_name": "f", "inputs": [given], "outputs": [json.dumps(wanted)]}
     start = time.monotonic()
     assert code(response, truth, sandbox)["score"] == 1.0  # type: ignore[arg-type]
@@ -98,9 +96,7 @@ def test_a_hundred_tests_are_run() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("rewards", [[], [RewardSpec(function="code")]], ids=["routed", "named"])
-def test_rows_are_scored_in_the_processes_of_rewards(
-    rewards: list[RewardSpec], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_are_scored_in_the_processes_of_rewards(rewards, caplog):
     responses = (ADD, "print(3)", "while True: pass", ADD)
     items = [RewardItem(n, "apps", one, json.dumps(SUMS)) for n, one in enumerate(responses)]
     sandbox = SandboxSpec(time_limit_seconds=1.0)

@@ -1,5 +1,3 @@
-"""Arguments of vLLM are judged by its source, which is not imported."""
-
 import sys
 
 import pytest

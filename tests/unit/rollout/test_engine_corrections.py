@@ -1,5 +1,3 @@
-"""What vLLM is told of a model that it would compute otherwise."""
-
 import pytest
 from family_models import FAMILY_MODELS
 from transformers import PreTrainedConfig
@@ -20,10 +18,7 @@ def config_of(family: str) -> PreTrainedConfig:
         ("minimax_m2", {"use_routing_bias": True, "scoring_func": "sigmoid"}),
         ("cohere2", {"sliding_window": 3}),
         ("youtu", {"model_type": "deepseek_v3", "architectures": None}),
-        (
-            "ministral3",
-            {"llama_4_scaling": {"original_max_position_embeddings": 8, "beta": 0.3}},
-        ),
+        ("ministral3", {"llama_4_scaling": {"original_max_position_embeddings": 8, "beta": 0.3}}),
         ("mimo", {"architectures": None}),  # its folder has layers that Qwen2's class has not
     ],
 )

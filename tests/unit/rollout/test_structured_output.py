@@ -62,10 +62,7 @@ def allowed(matcher: GrammarMatcher) -> set[int]:
 
 
 def test_a_mask_has_the_tokens_that_keep_a_choice_possible(chat: ChatTokenizer) -> None:
-    """Looked for in all texts so far that a choice begins with, and behind each of their tokens.
-
-    Where a letter is certain, llguidance keeps only the token with which the tokenizer writes it.
-    """
+    """Behind each token of a choice; of certain letters only the token of the tokenizer is kept."""
     grammar = grammar_of(StructuredOutputSpec(choices=CHOICES), chat)
     certain, open_, waiting = 0, 0, [()]
     while waiting:

@@ -1,5 +1,3 @@
-"""Rows between fake ranks: a thread each, and a link that really copies the bytes."""
-
 from dataclasses import replace
 
 import pytest
@@ -8,19 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_link import QueueLink, Queues, all_at_once
 
+from ppojob_trainer.rows import exchange
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rows.exchange import (
-    TransferPlan,
-    gather_columns,
-    move_rows,
-    own_tokens,
-    return_columns,
-)
 from ppojob_trainer.rows.experience import COLUMN_DTYPES, ROUTER_COLUMNS, Experience
 
 
 def batch_of(index: BatchIndex) -> Experience:
-    """A whole batch of random bits: NaNs and negative zeros among the floats."""
     generator = torch.Generator().manual_seed(0)
 
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -67,7 +58,7 @@ def assert_same(got: Experience, expected: Experience, columns: tuple[str, ...])
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[BatchIndex, TransferPlan, int]:
+def batches(draw: st.DrawFn) -> tuple[BatchIndex, exchange.TransferPlan, int]:
     members, groups = draw(st.integers(1, 4)), draw(st.integers(0, 7))
     samples = draw(st.integers(1, 3))
     places = st.lists(st.integers(0, members - 1), min_size=groups, max_size=groups)
@@ -89,7 +80,7 @@ def batches(draw: st.DrawFn) -> tuple[BatchIndex, TransferPlan, int]:
         if draw(st.booleans())
         else (),
     )
-    return index, TransferPlan(index.owners, tuple(draw(places))), members
+    return index, exchange.TransferPlan(index.owners, tuple(draw(places))), members
 
 
 @settings(max_examples=60)
@@ -101,11 +92,11 @@ def test_rows_arrive_bit_for_bit_in_batch_order_and_results_come_home(drawn):
     def act(link: QueueLink) -> tuple[Experience, Experience | None]:
         held = plan.held_by(link.member)
         owned = groups_of(batch, index, held) if held else None
-        moved = move_rows(link, index, plan, owned, ["old_logprobs"])
+        moved = exchange.move_rows(link, index, plan, owned, ["old_logprobs"])
         moved.ref_logprobs = groups_of(batch, index, plan.needed_by(link.member)).ref_logprobs
         if owned is not None:
             owned.ref_logprobs = None
-        return_columns(link, index, plan, ["ref_logprobs"], staged=moved, owned=owned)
+        exchange.return_columns(link, index, plan, ["ref_logprobs"], staged=moved, owned=owned)
         return moved, owned
 
     for member, (moved, owned) in enumerate(all_at_once(shared, *[act] * members)):
@@ -125,14 +116,14 @@ def test_every_rank_sees_the_whole_batch_and_takes_its_own_part_back(drawn):
 
     def act(link: QueueLink) -> tuple[list[torch.Tensor], Experience]:
         owned = groups_of(batch, index, index.owned_by(link.member))
-        return gather_columns(link, index, [owned.mask, owned.advantages]), owned
+        return exchange.gather_columns(link, index, [owned.mask, owned.advantages]), owned
 
     for member, ((mask, advantages), owned) in enumerate(
         all_at_once(Queues(members), *[act] * members)
     ):
         assert bits(mask) == bits(batch.mask)
         assert bits(advantages) == bits(batch.advantages)
-        assert bits(own_tokens(index, member, advantages)) == bits(owned.advantages)
+        assert bits(exchange.own_tokens(index, member, advantages)) == bits(owned.advantages)
 
 
 @settings(max_examples=60)
@@ -144,9 +135,9 @@ def test_experts_of_prompts_and_responses_come_along_and_home(drawn):
 
     def act(link: QueueLink) -> tuple[Experience, Experience]:
         owned = groups_of(batch, index, plan.held_by(link.member))
-        moved = move_rows(link, index, plan, owned, ROUTER_COLUMNS)
+        moved = exchange.move_rows(link, index, plan, owned, ROUTER_COLUMNS)
         owned = replace(owned, experts=None, prompt_experts=None)
-        return_columns(link, index, plan, ROUTER_COLUMNS, staged=moved, owned=owned)
+        exchange.return_columns(link, index, plan, ROUTER_COLUMNS, staged=moved, owned=owned)
         return moved, owned
 
     for member, (moved, owned) in enumerate(all_at_once(Queues(members), *[act] * members)):
@@ -159,13 +150,13 @@ def test_experts_of_prompts_and_responses_come_along_and_home(drawn):
 def test_rows_that_stay_move_no_byte():
     index = BatchIndex((3, 2), (4, 5), 1, (0, 1))
     batch, shared = batch_of(index), Queues(2)
-    plan = TransferPlan(index.owners, index.owners)
+    plan = exchange.TransferPlan(index.owners, index.owners)
 
     def act(link: QueueLink) -> Experience:
         owned = groups_of(batch, index, (link.member,))
-        moved = move_rows(link, index, plan, owned)
+        moved = exchange.move_rows(link, index, plan, owned)
         moved.values = owned.values
-        return_columns(link, index, plan, ["values"], staged=moved, owned=owned)
+        exchange.return_columns(link, index, plan, ["values"], staged=moved, owned=owned)
         return moved
 
     all_at_once(shared, act, act)
@@ -175,30 +166,32 @@ def test_rows_that_stay_move_no_byte():
 def test_a_token_costs_its_columns_and_nothing_else_on_the_wire():
     index = BatchIndex((3,), (4, 5), 2, (0,))
     batch, shared = batch_of(index), Queues(2)
-    plan = TransferPlan((0,), (1,))
+    plan = exchange.TransferPlan((0,), (1,))
 
     def act(link: QueueLink) -> Experience:
-        return move_rows(link, index, plan, batch if link.member == 0 else None, ["values"])
+        return exchange.move_rows(
+            link, index, plan, batch if link.member == 0 else None, ["values"]
+        )
 
     all_at_once(shared, act, act)
     assert shared.moved_bytes == {(0, 1): 3 * 8 + (4 + 5) * (8 + 1 + 4 + 1 + 4)}
 
 
 INDEX = BatchIndex((3, 2), (4, 5), 1, (0, 0))
-HERE = TransferPlan((0, 0), (0, 0))
+HERE = exchange.TransferPlan((0, 0), (0, 0))
 
 
 def test_rows_that_are_not_the_indexs_are_refused():
     link, batch = QueueLink(Queues(1), 0), batch_of(INDEX)
     for other, groups in ((batch.select([0]), 1), (batch.select([1, 0]), 2), (None, 0)):
         with pytest.raises(ValueError, match=f"experience: got {groups} groups"):
-            move_rows(link, INDEX, HERE, other)
+            exchange.move_rows(link, INDEX, HERE, other)
 
 
 def test_a_column_that_is_absent_or_of_another_dtype_is_refused():
     link, batch = QueueLink(Queues(1), 0), batch_of(INDEX)
     batch.values, batch.returns = None, batch.returns.double()
     with pytest.raises(ValueError, match=r"values: got nothing: .*; torch.float32"):
-        move_rows(link, INDEX, HERE, batch, ["values"])
+        exchange.move_rows(link, INDEX, HERE, batch, ["values"])
     with pytest.raises(ValueError, match=r"returns: got torch.float64: "):
-        move_rows(link, INDEX, HERE, batch, ["returns"])
+        exchange.move_rows(link, INDEX, HERE, batch, ["returns"])

@@ -44,8 +44,5 @@ def literal_cost(prompt: int, lengths: tuple[int, ...], *, share: bool) -> int:
 @pytest.mark.parametrize("share", [True, False])
 def test_a_group_costs_what_its_tokens_and_pairs_cost(share):
     index = BatchIndex((7, 3), (2, 0, 5, 1, 1, 4), 3, (0, 0))
-    expected = [
-        literal_cost(7, (2, 0, 5), share=share),
-        literal_cost(3, (1, 1, 4), share=share),
-    ]
+    expected = [literal_cost(7, (2, 0, 5), share=share), literal_cost(3, (1, 1, 4), share=share)]
     assert group_costs(index, 10, share_prompts=share) == expected

@@ -1,5 +1,3 @@
-"""The control RPC over a real socket: what is answered, what is refused, what is done once."""
-
 import contextlib
 import threading
 import time
@@ -21,14 +19,10 @@ from ppojob_trainer.rpc.wire import ErrorKind, Nothing, RequestHeader, RequestId
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A request."""
-
     items: list[int]
 
 
 class Name(msgspec.Struct, frozen=True):
-    """A request with a text."""
-
     name: str = ""
 
 
@@ -67,7 +61,6 @@ def counter() -> Counter:
 
 @pytest.fixture
 def peer(serve, counter: Counter) -> Peer:
-    """Does the work of the counter, and answers."""
     return serve([Route(WORK, counter), PINGS])
 
 

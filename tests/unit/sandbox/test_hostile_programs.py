@@ -1,5 +1,3 @@
-"""Each program of the table is scored as a wrong answer, in time, and leaves all as it was."""
-
 import json
 import os
 import subprocess
@@ -48,9 +46,7 @@ def around() -> Iterator[Surroundings]:
 
 
 @pytest.mark.parametrize("hostile", TABLE, ids=lambda one: one.id)
-def test_a_hostile_program_gets_nothing(
-    hostile: Hostile, sandbox: Watched, around: Surroundings
-) -> None:
+def test_a_hostile_program_gets_nothing(hostile: Hostile, sandbox: Watched, around: Surroundings):
     assert problems(hostile, sandbox, around) == []
 
 

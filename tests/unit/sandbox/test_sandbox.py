@@ -1,5 +1,3 @@
-"""Honest programs, limits, and what a machine is found to have."""
-
 import errno
 import os
 import shutil
@@ -208,9 +206,7 @@ def test_a_runtime_without_pidfd_open() -> None:
     assert under_a_profile(434, errno.EPERM, code) == "b'6\\n'\n"
 
 
-def test_a_scorer_that_is_asked_for_by_name_needs_its_level_at_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scorer_that_is_asked_for_by_name_needs_its_level_at_the_start(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")  # no bubblewrap
     sandbox = SandboxSpec(level="namespaces")
     with pytest.raises(ConfigError, match=r"spec\.rewards\[0\]\.function: got code with sandbox"):

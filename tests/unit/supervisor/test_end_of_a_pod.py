@@ -1,8 +1,3 @@
-"""A pod that is asked to end tells its controller, however early, and each that it starts.
-
-On one machine it does not outlive the runner that started it, however early that is gone.
-"""
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,3 @@
-"""A forked process is as one that was started by itself, and outlives nobody.
-
-The servers here are real, and so are their forks; what these run is the test's.
-"""
-
 import json
 import os
 import select
@@ -23,13 +18,7 @@ from pod_plans import pod_plan
 
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
-from ppojob_trainer.supervisor.forked_process import (
-    ForkClient,
-    ForkedProcess,
-    is_compatible,
-    listen,
-    rank_variables,
-)
+from ppojob_trainer.supervisor import forked_process
 from ppojob_trainer.supervisor.pod import Pod
 
 pytestmark = pytest.mark.processes
@@ -38,12 +27,11 @@ SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str]:
-    """That of a rank which runs a program."""
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
     paths = (str(Path(rank_facts.__file__).parent), os.environ.get("PYTHONPATH", ""))
     return {
         **inherited,
-        **rank_variables(threads),
+        **forked_process.rank_variables(threads),
         "PYTHONPATH": ":".join(filter(None, paths)),
         "PPOJOB_PROGRAM": program,
         **changes,
@@ -52,7 +40,7 @@ def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str
 
 def start_server(folder: Path, name: str) -> subprocess.Popen[bytes]:
     loads = environment("")
-    with listen(folder, loads) as listener, stop_signal.sigterm_blocked():
+    with forked_process.listen(folder, loads) as listener, stop_signal.sigterm_blocked():
         return subprocess.Popen(
             [sys.executable, "-m", "rank_facts", name],
             env={**loads, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
@@ -70,14 +58,13 @@ class Forks:
 
     def start(
         self, program: str, command: str = "rank", **changes: str
-    ) -> tuple[ForkedProcess, Path]:
-        """A rank, and the file that it prints to."""
+    ) -> tuple[forked_process.ForkedProcess, Path]:
         printed = Path(tempfile.mkstemp(dir=self.folder)[1])
         kept = os.dup(1)
         with printed.open("wb") as output, open(os.devnull, "wb") as heartbeat:
             os.dup2(output.fileno(), 1)
             try:
-                server = ForkClient(self.folder)
+                server = forked_process.ForkClient(self.folder)
                 return server.fork(
                     command, environment(program, **changes), heartbeat.fileno()
                 ), printed
@@ -102,8 +89,7 @@ def own_forks(tmp_path: Path) -> Iterator[Forks]:
         server.kill()
 
 
-def wait_for_fork(rank: ForkedProcess) -> int:
-    """Wait until a rank is there; answers its process id."""
+def wait_for_fork(rank: forked_process.ForkedProcess) -> int:
     eventually(lambda: rank.poll() is not None or rank.pid > 0, seconds=200)
     assert rank.returncode is None
     return rank.pid
@@ -116,7 +102,6 @@ def connect(client: socket.socket, folder: Path) -> None:
 
 
 def is_gone(process: int, seconds: float = 60.0) -> bool:
-    """Whether a process ends within the time; takes its descriptor."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     ended = bool(poll.poll(seconds * 1000))
@@ -128,7 +113,7 @@ def test_a_supervisor_is_forked_with_outputs_and_a_group_of_its_own(forks: Forks
     told = "import os, sys; os.system('echo out; echo err >&2'); print(os.getpgrp() == os.getpid())"
     told += "; print('PPOJOB_HEARTBEAT' in os.environ, len(os.listdir('/proc/self/fd')))"
     with (tmp_path / "log").open("wb") as log:
-        fork = ForkClient(forks.folder).fork(
+        fork = forked_process.ForkClient(forks.folder).fork(
             "supervise", environment(told), outputs=(log.fileno(), log.fileno()), group=0
         )
     assert fork.is_forked_within(200)
@@ -138,12 +123,12 @@ def test_a_supervisor_is_forked_with_outputs_and_a_group_of_its_own(forks: Forks
 
 
 def test_who_waits_for_a_fork_waits_no_longer_than_it_says(own_forks: Forks):
-    running = ForkClient(own_forks.folder).fork("supervise", environment(SLEEPS))
+    running = forked_process.ForkClient(own_forks.folder).fork("supervise", environment(SLEEPS))
     assert running.is_forked_within(200)
     with pytest.raises(subprocess.TimeoutExpired):
         running.wait(0.1)
     own_forks.process.send_signal(signal.SIGSTOP)
-    waiting = ForkClient(own_forks.folder).fork("supervise", environment(SLEEPS))
+    waiting = forked_process.ForkClient(own_forks.folder).fork("supervise", environment(SLEEPS))
     assert not waiting.is_forked_within(0.1)
     own_forks.process.kill()
     assert not waiting.is_forked_within(200)
@@ -244,18 +229,16 @@ def test_a_rank_whose_libraries_would_load_otherwise_is_not_forked(name: str, fo
         forks.start("pass", **{name: "another"})
 
 
-def test_a_relative_path_of_modules_is_read_where_the_server_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_relative_path_of_modules_is_read_where_the_server_started(tmp_path: Path, monkeypatch):
     variables = {"PYTHONPATH": f"{tmp_path}:"}
-    listen(tmp_path / "server", variables).close()
-    assert is_compatible(tmp_path / "server", variables)
+    forked_process.listen(tmp_path / "server", variables).close()
+    assert forked_process.is_compatible(tmp_path / "server", variables)
     monkeypatch.chdir(tmp_path)
-    assert not is_compatible(tmp_path / "server", variables)
+    assert not forked_process.is_compatible(tmp_path / "server", variables)
 
 
 def test_a_rank_does_not_outlive_its_server(own_forks: Forks):
-    server = ForkClient(own_forks.folder)
+    server = forked_process.ForkClient(own_forks.folder)
     rank = server.fork("rank", environment(SLEEPS), 2)
     process = os.pidfd_open(wait_for_fork(rank))
     own_forks.process.kill()
@@ -264,12 +247,12 @@ def test_a_rank_does_not_outlive_its_server(own_forks: Forks):
     with pytest.raises(OSError, match="it has ended"):
         server.fork("rank", environment(SLEEPS), 2)
     with pytest.raises(ConnectionRefusedError):
-        ForkClient(own_forks.folder).fork("rank", environment(SLEEPS), 2)
+        forked_process.ForkClient(own_forks.folder).fork("rank", environment(SLEEPS), 2)
 
 
 def test_a_server_that_is_stopped_delays_nobody(own_forks: Forks, tmp_path: Path):
     """Neither the end of a rank that runs, nor that of one which is yet to be forked."""
-    server = ForkClient(own_forks.folder)
+    server = forked_process.ForkClient(own_forks.folder)
     running = server.fork("rank", environment(SLEEPS), 2)
     wait_for_fork(running)
     own_forks.process.send_signal(signal.SIGSTOP)
@@ -288,7 +271,7 @@ def test_a_server_that_is_stopped_delays_nobody(own_forks: Forks, tmp_path: Path
 
 
 def test_a_signal_waits_for_the_fork(own_forks: Forks):
-    server = ForkClient(own_forks.folder)
+    server = forked_process.ForkClient(own_forks.folder)
     own_forks.process.send_signal(signal.SIGSTOP)
     listens = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
     rank = server.fork("controller", environment(listens + SLEEPS), 2)

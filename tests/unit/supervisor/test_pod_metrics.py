@@ -1,5 +1,3 @@
-"""What a pod tells Prometheus of its ranks, over real HTTP and of real processes."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""A rank is told who it is, and sees the GPU that is its own."""
-
 import pytest
 from pod_plans import pod_plan
 

@@ -1,5 +1,3 @@
-"""Whatever a tool does, its call ends in time with an answer, and the next one is as ever."""
-
 import inspect
 from collections.abc import Iterator
 

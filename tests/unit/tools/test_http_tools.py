@@ -1,5 +1,3 @@
-"""Tools that a service answers: a real server on this machine, called from a real process."""
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Tools of MCP servers: real servers in processes of their own, called from a real child."""
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -52,7 +50,6 @@ def serve() -> Iterator[Serve]:
 
 
 def printed(*arguments: str) -> dict[str, Any]:
-    """What `ppojob tools` prints of a server, as a manifest has it."""
     done = CliRunner().invoke(main, ["tools", *arguments])
     assert done.exit_code == 0, done.output
     read = read_bytes(done.stdout.encode(), "agent.yaml").value

@@ -1,5 +1,3 @@
-"""The rank of the role `retriever`, beside one of the role `tools`, over real sockets."""
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

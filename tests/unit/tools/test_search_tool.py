@@ -1,5 +1,3 @@
-"""Search in a corpus, as a tool in a real process."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Users' tools in real processes: verl's forms, what they see, and those that cannot be used."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What goes into a tool and what a model gets of it: pure functions."""
-
 import pytest
 
 from ppojob_api.v1alpha1.agent import AgentSpec
@@ -177,11 +175,7 @@ def test_a_model_is_told_of_tools_in_the_form_of_openai() -> None:
     (told,) = tool_schemas(AgentSpec.model_validate({"tools": [spec]}))
     assert told == {
         "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Counts.",
-            "parameters": TOOL.parameters,
-        },
+        "function": {"name": "calculator", "description": "Counts.", "parameters": TOOL.parameters},
     }
     assert TOOL.parameters["required"] == ["expression"]
     assert tool_schemas(None) == []

@@ -1,5 +1,3 @@
-"""Tools that are given the pictures of a row and answer with some."""
-
 import base64
 import random
 from collections.abc import Sequence
@@ -71,8 +69,7 @@ def test_what_a_tool_may_show(value: object, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [ToolResponse(image=["a.png"]), ToolResponse(video=[IMAGE]), IMAGE.convert("F")],
+    "value", [ToolResponse(image=["a.png"]), ToolResponse(video=[IMAGE]), IMAGE.convert("F")]
 )
 def test_what_it_may_not(value: object) -> None:
     with pytest.raises(BadResult):

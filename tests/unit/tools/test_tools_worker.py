@@ -1,5 +1,3 @@
-"""The rank of the role `tools`, over a real socket; job tests kill it in the middle of a call."""
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,9 +52,7 @@ def caller(caller_of) -> Caller:
     return caller
 
 
-def test_answers_are_in_order_and_other_tools_than_those_of_the_row_are_unknown(
-    peer: Peer, caller: Caller
-) -> None:
+def test_answers_are_in_order_and_other_tools_than_those_of_the_row_are_unknown(peer, caller):
     sums = [ToolCall("calculator", f'{{"expression": "{number} + 1"}}') for number in range(3)]
     for shown, known in ([], "calculator, waits"), (["calculator"], "calculator"):
         act = Act(BATCH, len(shown), 0, [*sums, ToolCall("wait", "{}")], shown)

@@ -1,5 +1,3 @@
-"""Simulated users in real processes: verl's form, functions, the built-in one, and bad ones."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -93,7 +91,6 @@ def agent(*users: dict[str, Any], **more: Any) -> AgentSpec:
 
 
 def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
-    """A conversation in which model and user speak by turns; the user begins."""
     messages = [
         {"role": ("user", "assistant")[number % 2], "content": content}
         for number, content in enumerate(contents)
@@ -102,7 +99,6 @@ def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
 
 
 def say(pool: ToolPool, name: str, heard: str, **told: Any) -> ToolAnswer:
-    """What a user answers to a conversation."""
     created = json.dumps({"name": name, **told}).encode()
     return ask(pool, name, heard, created, to_user=True)
 
@@ -135,7 +131,6 @@ def test_a_class_in_verls_form_goes_on_where_it_was_in_whichever_process() -> No
 
 
 def lines(*contents: str) -> bytes:
-    """Messages of a new context, the last of which is a user's."""
     roles = ("user", "system")[: len(contents)][::-1]
     messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
     return msgspec.json.encode(messages)

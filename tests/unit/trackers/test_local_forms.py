@@ -1,5 +1,3 @@
-"""Each tracker against its own local form: after kills and rewinds it holds metrics.jsonl."""
-
 import math
 import os
 import signal
@@ -104,11 +102,7 @@ def by_hand(tracker: str, folder: Path) -> None:
 
 
 def test_a_configuration_as_parameters():
-    assert flat(CONFIG) == {
-        "algorithm.type": "grpo",
-        "rewards": '[{"weight": 1.0}]',
-        "seed": "0",
-    }
+    assert flat(CONFIG) == {"algorithm.type": "grpo", "rewards": '[{"weight": 1.0}]', "seed": "0"}
 
 
 def test_names_that_mlflow_takes():

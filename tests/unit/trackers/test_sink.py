@@ -1,5 +1,3 @@
-"""Whatever a tracker's library does, a job goes on, ends in time, and says so in a line."""
-
 import logging
 import os
 import shutil

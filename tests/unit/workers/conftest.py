@@ -29,7 +29,6 @@ def torch_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def open_worker(torch_as_it_was: None, tmp_path: Path) -> Callable[..., Any]:
-    """Opens the only rank of the policy of a tiny job."""
     tiny_models.save_policy(tmp_path / "model", dropout=0.1)
     write_key_folders(tmp_path / "keys", ("actorRollout",))
     keys = read_key_ring(tmp_path / "keys" / "actorRollout", "actorRollout")
@@ -48,7 +47,6 @@ def copies() -> Callable[..., dict[str, torch.Tensor]]:
 
 @pytest.fixture
 def is_equal() -> Callable[..., bool]:
-    """Whether two sets of named tensors have the same names and bits."""
     return lambda one, other: (
         one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
     )
@@ -71,7 +69,6 @@ def make_learner(tmp_path: Path) -> Callable[..., Learner]:
 
 @pytest.fixture
 def rows() -> BatchRows:
-    """The rows of a step that training cases have, on one rank."""
     mine = training_cases.rows_of_step()
     lengths = (tuple(one.tolist()) for one in (mine.prompt_lengths, mine.lengths))
     groups, samples = training_cases.GROUPS, training_cases.SAMPLES

@@ -1,5 +1,3 @@
-"""Rows of data-parallel coordinates of several ranks: real processes over gloo, without a model."""
-
 from typing import Any
 
 import coordinate_ranks

@@ -1,5 +1,3 @@
-"""Rows of several generation rounds as the batch of a step."""
-
 import torch
 
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory

@@ -1,5 +1,3 @@
-"""Fewer groups than ranks: each has some rows of one, and owners get what was said of theirs."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""The rollout engine and the trainer take turns with the device: a real rank, step by step."""
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +35,6 @@ def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
 
 
 def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:
-    """The rest of a step; says what was done."""
     owners = (0,) * len(PROMPTS)
     index = BatchIndex((3,) * len(PROMPTS), tuple(lengths), SAMPLES, owners)
     scores = [float(row % 2) for row in range(len(lengths))]

@@ -22,7 +22,6 @@ SPEC = grpo_spec(3, 2)
 
 @pytest.fixture
 def rows() -> BatchRows:
-    """Three groups of two rows of two tokens."""
     index = BatchIndex((4, 5, 6), (2,) * 6, samples=2, owners=(0, 0, 0))
     mine = Experience(
         prompts=[torch.arange(length) for length in index.prompt_lengths],
@@ -40,7 +39,6 @@ def estimated(rows: BatchRows, scores: list[float]) -> Advantaged:
 
 
 def spec_of(*, drops: bool = False, **algorithm: object) -> PPOJobSpec:
-    """The same job with other settings, and maybe a reward function that leaves responses out."""
     told = SPEC.model_dump(by_alias=True, exclude_unset=True)
     told["algorithm"] = {**told["algorithm"], **algorithm}
     if drops:

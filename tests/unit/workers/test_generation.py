@@ -1,5 +1,3 @@
-"""What rows ask an engine for."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -37,9 +35,7 @@ class OneToken:
 
 def generation(engine: OneToken, rollout: RolloutSpec | None = None) -> Generation:
     spec = SimpleNamespace(
-        seed=1,
-        rollout=rollout or RolloutSpec(),
-        data=SimpleNamespace(max_response_tokens=8),
+        seed=1, rollout=rollout or RolloutSpec(), data=SimpleNamespace(max_response_tokens=8)
     )
     return Generation(spec, engine, SimpleNamespace(eos_token_ids=(2, 7)), None, None)
 

@@ -1,5 +1,3 @@
-"""The door to the servers of a judge, over real sockets."""
-
 import json
 import threading
 import urllib.request

@@ -1,5 +1,3 @@
-"""A model in training: what of it is saved and restored, all weights or adapters alone."""
-
 from dataclasses import replace
 from pathlib import Path
 

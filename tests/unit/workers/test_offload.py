@@ -1,5 +1,3 @@
-"""What of a rank's models is on its device in each phase of a step; and that no bit changes."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

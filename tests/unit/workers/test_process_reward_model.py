@@ -1,5 +1,3 @@
-"""What a rank's process reward model learns, and what it says of tokens then."""
-
 import math
 
 from training_cases import GROUPS, SAMPLES

@@ -1,5 +1,3 @@
-"""What a rank begins with: a device that is too small or lacks bfloat16, and its world."""
-
 import contextlib
 from pathlib import Path
 
@@ -10,8 +8,7 @@ from family_models import FAMILY_MODELS
 from lone_role import pod_of
 from tiny_models import save_model
 
-from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.job_file import load_job
+from ppojob_api.run_config import RunConfig
 from ppojob_trainer.deterministic import make_deterministic, nondeterministic_kernels
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import RankEnvironment
@@ -29,7 +26,7 @@ TURING = DeviceFacts("Tesla T4", None, (7, 5))
 def config(tmp_path: Path) -> RunConfig:
     save_model(tmp_path / "model")
     changes = {"training": {"autocast": "bfloat16"}, "rollout": {"dtype": "bfloat16"}}
-    return resolve(load_job(tiny_jobs.write_manifest(tmp_path, tmp_path, **changes)))
+    return tiny_jobs.config_of(tmp_path, **changes)
 
 
 def refusals(config: RunConfig, facts: DeviceFacts) -> tuple[str, ...]:
@@ -49,8 +46,8 @@ def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config:
     )
     path = Path(config.spec.model.path)
     model = {"path": str(path), "lora": {"rank": 4, "alpha": 4, "baseType": "nf4"}}
-    job = load_job(tiny_jobs.write_manifest(path.parent, path.parent, model=model))
-    (line,) = refusals(resolve(job), DeviceFacts("a GPU", 1))
+    config = tiny_jobs.config_of(path.parent, model=model)
+    (line,) = refusals(config, DeviceFacts("a GPU", 1))
     assert line.endswith(
         "; more ranks, larger devices, a smaller model, or on GPUs roles.*.offload"
     )

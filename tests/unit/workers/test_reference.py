@@ -27,7 +27,6 @@ def learner(make_learner):
 
 @pytest.fixture
 def make_reference(learner, tmp_path):
-    """A reference of a policy in training."""
     spec = grpo_spec(1, 1)
     model = spec.model.model_copy(update={"path": str(tmp_path / "tied")})
     spec = spec.model_copy(update={"model": model})
@@ -41,7 +40,6 @@ def make_reference(learner, tmp_path):
 
 @pytest.fixture
 def weights(copies):
-    """Of a reference or a policy."""
     return lambda of: copies(hf_named_tensors(of.engine.model))
 
 

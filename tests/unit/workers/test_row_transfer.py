@@ -1,5 +1,3 @@
-"""Rows from the ranks that made them to those that own them, whatever the numbers of both."""
-
 from functools import partial
 
 import pytest

@@ -1,5 +1,3 @@
-"""Rows of several steps side by side: nothing is lost, doubled or too old, whatever is killed."""
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

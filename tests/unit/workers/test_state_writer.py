@@ -1,5 +1,3 @@
-"""What a rank writes of checkpoints: at once, or from a copy beside the updates that follow."""
-
 import os
 import resource
 import threading
@@ -22,7 +20,6 @@ def ask(writer: StateWriter, method: object, request: object):
 
 
 def written(writer: StateWriter, folder: str) -> Written:
-    """What is told of a folder once the writing is over."""
     ask(writer, methods.BARRIER, Nothing())
     return ask(writer, methods.SHARDS_WRITTEN, AskWritten(folder))
 

@@ -1,5 +1,3 @@
-"""`ppojob from-verl`, word for word, on scripts in the idioms of verl's examples."""
-
 import shlex
 from pathlib import Path
 
@@ -28,13 +26,11 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["from-verl", *arguments])
 
 
-def as_golden(result: Result) -> str:
-    return f"{result.stdout}=== told, and status {result.exit_code}\n{result.stderr}"
-
-
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "tools.yaml"])
 def test_a_script_is_told_word_for_word(name: str) -> None:
-    assert as_golden(run(name, "--verbose")) == (HERE / "expected" / f"{name}.txt").read_text()
+    found = run(name, "--verbose")
+    told = f"{found.stdout}=== told, and status {found.exit_code}\n{found.stderr}"
+    assert told == (HERE / "expected" / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -171,9 +167,7 @@ def test_a_command_line_needs_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--config-name=mine", "--config-name mine", "-cn 'mine.yaml'"])
-def test_a_configuration_of_ones_own_counts_before_the_script(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_ones_own_counts_before_the_script(option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "run.sh"
     call = 'python3 -m verl.trainer.main_ppo --config-path="$(pwd)/conf"'

@@ -1,5 +1,3 @@
-"""Scripts are read as a shell would read them, and what only a run could say is marked."""
-
 import shutil
 import subprocess
 

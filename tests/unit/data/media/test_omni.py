@@ -1,5 +1,3 @@
-"""Rows of Qwen-Omni: what they show becomes the tokens and positions of transformers."""
-
 import json
 import random
 from pathlib import Path
@@ -8,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_jobs
 import torch
+import transformers
 from hearing_models import tone, tone_file
 from omni_models import (
     FILMED,
@@ -23,20 +22,10 @@ from omni_models import (
 from prompt_files import PromptFiles, good_row
 from refused_jobs import edit
 from tiny_models import noise
-from transformers import (
-    AutoTokenizer,
-    ProcessorMixin,
-    Qwen2_5OmniProcessor,
-    Qwen3OmniMoeProcessor,
-    WhisperFeatureExtractor,
-)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from video_reference import frames_of
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
-from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_forms import all_take_pictures, read_form, why_no_media
 from ppojob_trainer.data.media.pictures import (
     is_picture,
@@ -63,12 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return folder
 
 
-def processor_of(folder: Path) -> ProcessorMixin:
+def processor_of(folder: Path) -> transformers.ProcessorMixin:
     """transformers' processor, whose videos are a matter of torchvision and not tried here."""
     is_third = "qwen3_omni_moe" in (folder / "config.json").read_text()
-    processor = object.__new__(Qwen3OmniMoeProcessor if is_third else Qwen2_5OmniProcessor)
-    processor.tokenizer = AutoTokenizer.from_pretrained(folder)
-    processor.feature_extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    processor = object.__new__(
+        transformers.Qwen3OmniMoeProcessor if is_third else transformers.Qwen2_5OmniProcessor
+    )
+    processor.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor.feature_extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
     processor.image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
     processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
     for kind in ("audio", "image", "video"):
@@ -76,7 +67,7 @@ def processor_of(folder: Path) -> ProcessorMixin:
     return processor
 
 
-def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
+def test_prompts_are_those_of_the_models_processor(folder: Path, files: PromptFiles) -> None:
     """Of sounds and pictures in any order; a mark of what the row has none of is text."""
     pictures = [{"bytes": noise(1, (40, 20))}, {"bytes": noise(2, (16, 33))}]
     sounds = [{"bytes": LONG}, {"bytes": WAVE}]
@@ -87,10 +78,8 @@ def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
         good_row("none"),
     ]
     processor = processor_of(folder / "model")
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        with files.open(files.table("a.parquet", *rows), maxPromptTokens=500) as found:
-            taken = [found[number] for number in range(len(rows))]
+    with files.open(files.table("a.parquet", *rows), maxPromptTokens=500) as found:
+        taken = [found[number] for number in range(len(rows))]
     for row, told in zip(taken, rows, strict=True):
         seen = [opened(one) for one in unpacked(row.pictures) if is_picture(one)]
         heard = [one for one in map(sound_of, unpacked(row.pictures)) if one is not None]
@@ -126,10 +115,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
 
 @pytest.mark.parametrize(("kind", "pace"), [("2.5", 3), ("2.5", 25), ("3", 13)])
 def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int) -> None:
-    """Of sounds, pictures and videos in any order, whose frames follow each other at any pace.
-
-    Of Qwen3-Omni at those whose clips come at whole positions: transformers rounds no others.
-    """
+    """Of frames at any pace; of Qwen3-Omni those at whole positions, which transformers rounds."""
     thinker = save_omni_model(tmp_path, kind)
     edit(tmp_path / "config.json", {"position_id_per_seconds": pace})
     thinker.config.position_id_per_seconds = pace
@@ -182,24 +168,18 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
         ),
     ],
 )
-def test_what_cannot_be_shown_is_refused(
-    folder: Path, changes: dict[str, object], told: str
-) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        row = {**good_row("<audio>"), **changes}
-        (error,) = files.errors(files.table("b.parquet", row), maxPromptTokens=500)
-        assert error.startswith(f"b.parquet:0:{told}")
+def test_what_cannot_be_shown_is_refused(files: PromptFiles, changes: dict[str, object], told: str):
+    row = {**good_row("<audio>"), **changes}
+    (error,) = files.errors(files.table("b.parquet", row), maxPromptTokens=500)
+    assert error.startswith(f"b.parquet:0:{told}")
 
 
-def test_columns_that_no_mark_shows_are_told_of(folder: Path) -> None:
+def test_columns_that_no_mark_shows_are_told_of(files: PromptFiles) -> None:
     """Each kind by itself: the row shows a picture, and of its sound nothing."""
     row = good_row("<image>", images=[{"bytes": noise(1)}], audio={"bytes": WAVE})
     row["prompt"][0]["content"] += "<audio>"
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
-            (told,) = map(str, dataset.warnings)
+    with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
+        (told,) = map(str, dataset.warnings)
     assert "nothing from the column audios" in told
 
 
@@ -226,8 +206,7 @@ def test_towers_stay_as_they_are(folder: Path) -> None:
     """How large pictures are seen may be said."""
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
-    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    spec = resolve(load_job(manifest)).spec
+    spec = tiny_jobs.config_of(folder, data=data, model=model).spec
     (found,) = check_layouts(spec)
     assert (found.where, found.reason_code) == (
         "spec.model.freezeVisionTower",

@@ -29,19 +29,11 @@ from tiny_models import (
 )
 from transformers import (
     AutoTokenizer,
-    Gemma3ForConditionalGeneration,
     Gemma3Processor,
-    Gemma4ForConditionalGeneration,
-    Idefics3ForConditionalGeneration,
     Idefics3Processor,
-    InternVLForConditionalGeneration,
     InternVLProcessor,
-    Lfm2VlForConditionalGeneration,
     Lfm2VlProcessor,
-    LightOnOcrForConditionalGeneration,
     LightOnOcrProcessor,
-    Mistral3ForConditionalGeneration,
-    SmolVLMForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -78,10 +70,7 @@ def of_internvl(folder: Path) -> Any:
 
 
 class OfMistral:
-    """What transformers' `PixtralProcessor` makes, which is not loaded without torchvision.
-
-    Source: its `replace_image_token`; pixels are those of its class for PIL.
-    """
+    """`PixtralProcessor`, not loaded without torchvision, by its `replace_image_token` and PIL."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -108,10 +97,7 @@ def of_gemma(folder: Path) -> Any:
 
 
 class OfGemma4:
-    """What transformers' `Gemma4Processor` makes, which is not loaded without torchvision.
-
-    Source: its `replace_image_token`; tokens are counted by its class for PIL.
-    """
+    """`Gemma4Processor`, not loaded without torchvision, by its `replace_image_token` and PIL."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -127,10 +113,7 @@ class OfGemma4:
 
 
 def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
-    """Of SmolVLM too, whose own wants a package for its videos, and writes the same for pictures.
-
-    Its token of pictures is another one here.
-    """
+    """Of SmolVLM too, whose own wants a package for videos; with another token of pictures."""
 
     class Processor(Idefics3Processor):
         def check_argument_for_proper_class(self, *_: object) -> None: ...
@@ -160,10 +143,7 @@ def of_lighton(folder: Path) -> Any:
 
 
 class OfLfm2:
-    """What transformers' `Lfm2VlProcessor` makes, whose class of pictures wants torchvision.
-
-    Tiles are those of the form, which `test_pictures_are_cut_as_by_the_processor_of_lfm2` tests.
-    """
+    """`Lfm2VlProcessor`, without torchvision, by the tiles of the form, which are tested apart."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer, self.form = AutoTokenizer.from_pretrained(folder), form_of(folder)
@@ -184,39 +164,36 @@ class OfLfm2:
         return {"input_ids": [self.tokenizer.encode(text)]}
 
 
-PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
-    "internvl": (InternVLForConditionalGeneration, of_internvl),
-    "mistral": (Mistral3ForConditionalGeneration, OfMistral),
-    "gemma": (Gemma3ForConditionalGeneration, of_gemma),
-    "gemma 4": (Gemma4ForConditionalGeneration, OfGemma4),
-    "idefics": (Idefics3ForConditionalGeneration, of_idefics),
-    "smolvlm": (SmolVLMForConditionalGeneration, of_smolvlm),
-    "lighton": (LightOnOcrForConditionalGeneration, of_lighton),
-    "lfm2": (Lfm2VlForConditionalGeneration, OfLfm2),
+PROCESSORS: dict[str, Callable[[Path], Any]] = {
+    "internvl": of_internvl,
+    "mistral3": OfMistral,
+    "gemma3": of_gemma,
+    "gemma4": OfGemma4,
+    "idefics3": of_idefics,
+    "smolvlm": of_smolvlm,
+    "lighton_ocr": of_lighton,
+    "lfm2_vl": OfLfm2,
 }
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model of each kind."""
     found = {name: tmp_path_factory.mktemp(name) for name in PROCESSORS}
-    for name, (kind, _) in PROCESSORS.items():
-        save_seeing_model(found[name], kind)
+    for kind, folder in found.items():
+        save_seeing_model(folder, kind)
     return found
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_a_prompt_has_the_tokens_of_the_processor(
-    folders: dict[str, Path], name: str, size: tuple[int, int]
-) -> None:
-    form, processor = form_of(folders[name]), PROCESSORS[name][1](folders[name])
-    mark = BEGIN_SQUARE if name == "gemma" else PICTURE
+def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
+    form, processor = form_of(folders[name]), PROCESSORS[name](folders[name])
+    mark = BEGIN_SQUARE if name == "gemma3" else PICTURE
     shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     ids = form.expanded(processor.tokenizer.encode(form.rewritten(text)), packed(shown))
     told = [int(id_) for id_ in told]
-    if name == "lighton" and len(told) < len(ids):
+    if name == "lighton_ocr" and len(told) < len(ids):
         # transformers makes less than a token of it, on which its model fails.
         told[1:1] = [TOKEN] * (max(form.size_of(shown[0])) // (2 * PATCH))
     assert ids == told
@@ -233,7 +210,7 @@ def test_a_prompt_has_the_tokens_of_the_processor(
 @pytest.mark.parametrize("size", SIZES)
 def test_lines_are_as_large_as_is_wanted(folders: dict[str, Path], size: tuple[int, int]) -> None:
     """Up to a token of a side, within what the processor makes of it."""
-    form, unit = form_of(folders["mistral"]), 2 * PATCH
+    form, unit = form_of(folders["mistral3"]), 2 * PATCH
     width, height = form.size_of(
         form.resized(picture("red", size), RequestedSize(max_pixels=8 * unit**2))
     )
@@ -261,10 +238,7 @@ def save_lfm2(folder: Path) -> Splits:
 
 
 def test_pictures_are_cut_as_by_the_processor_of_lfm2(tmp_path: Path) -> None:
-    """Columns and rows of tiles, and of the tokens of the whole, which it needs torchvision to say.
-
-    To the last one several grids are as near.
-    """
+    """Tiles, and tokens of the whole, which it needs torchvision to say."""
     form = save_lfm2(tmp_path)
     for size, tiles, whole in (
         ((40, 20), (0, 0), (12, 6)),
@@ -325,11 +299,9 @@ def test_tiles_are_bounded_by_pixels(folders: dict[str, Path], size: tuple[int, 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("said", ["\n\n{}\n", "{}", "{}\n{}"])
-def test_blank_lines_around_a_square_are_merged_as_by_the_processor(
-    tmp_path: Path, said: str
-) -> None:
+def test_blank_lines_around_a_square_are_merged_as_by_the_processor(tmp_path: Path, said: str):
     """A tokenizer of the hub has tokens for two and more ends of lines."""
-    save_seeing_model(tmp_path, Gemma3ForConditionalGeneration)
+    save_seeing_model(tmp_path, "gemma3")
     path = tmp_path / "tokenizer.json"
     body = json.loads(path.read_text())
     merged = body["model"]["vocab"] | {"\n\n": 200, "\n\n\n": 201, "\n\n\n\n": 202}
@@ -447,8 +419,8 @@ def test_other_settings_of_gemma_4_are_judged(tmp_path: Path, said, is_shown: bo
 
 def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path]) -> None:
     """Also those that are longer than they may have tokens."""
-    sizes, form = Random(3), form_of(folders["gemma 4"])
-    images = OfGemma4(folders["gemma 4"]).images
+    sizes, form = Random(3), form_of(folders["gemma4"])
+    images = OfGemma4(folders["gemma4"]).images
     sides = [(sizes.randint(1, 90), sizes.randint(1, 90)) for _ in range(60)]
     for size in [*sides, (1, 500), (700, 3), (1, 70), (71, 1)]:
         file = picture("red", size)
@@ -461,9 +433,7 @@ def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path])
         assert written.count(TOKEN) == made["num_soft_tokens_per_image"][0]
 
 
-def test_pictures_of_any_shape_are_cut_as_by_the_processor(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_pictures_of_any_shape_are_cut_as_by_the_processor(folders, tmp_path: Path):
     """Also where the longest side is no multiple of a square's."""
     folder, sizes = shutil.copytree(folders["smolvlm"], tmp_path / "model"), Random(3)
     path = folder / "preprocessor_config.json"
@@ -486,7 +456,7 @@ def test_pictures_of_any_shape_are_cut_as_by_the_processor(
 
 def test_blank_lines_between_squares_are_merged_as_by_the_processor(tmp_path: Path) -> None:
     """Tokenizers of the hub have a token for two ends of lines, and may lack names of squares."""
-    save_seeing_model(tmp_path, SmolVLMForConditionalGeneration)
+    save_seeing_model(tmp_path, "smolvlm")
     path = tmp_path / "tokenizer.json"
     body = json.loads(path.read_text())
     body["model"] |= {"vocab": body["model"]["vocab"] | {"\n\n": 200}, "merges": [["\n", "\n"]]}
@@ -529,13 +499,13 @@ def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
 
 
 def test_squares_have_one_size(folders: dict[str, Path]) -> None:
-    form, file = form_of(folders["gemma"]), picture("red", (40, 20))
+    form, file = form_of(folders["gemma3"]), picture("red", (40, 20))
     assert form.resized(file, RequestedSize(max_pixels=8, size=(8, 8))) == file
     assert form.size_of(file) == (TILE, TILE)
 
 
 def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Path) -> None:
-    for kind, _ in PROCESSORS.values():
+    for kind in PROCESSORS:
         save_seeing_model(tmp_path, kind)
         (tmp_path / "tokenizer.json").write_text('{"added_tokens": []}')
         assert read_form(tmp_path) is None
@@ -550,15 +520,15 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("internvl", "processor_config.json", {"image_processor": "GotOcr2ImageProcessor"}),
         ("internvl", "config.json", {"downsample_ratio": 0.3}),
         ("internvl", "config.json", {"vision_config": {"patch_size": [PATCH]}}),
-        ("mistral", "preprocessor_config.json", {"size": {"height": 64, "width": 64}}),
-        ("mistral", "config.json", {"spatial_merge_size": 0}),
-        ("gemma", "preprocessor_config.json", {"do_pan_and_scan": True}),
-        ("gemma", "preprocessor_config.json", {"do_resize": False}),
-        ("gemma", "preprocessor_config.json", {"size": {"height": TILE, "width": 2 * TILE}}),
-        ("gemma", "processor_config.json", {"image_seq_length": 9}),
-        ("gemma", "config.json", {"mm_tokens_per_image": 5}),
-        ("gemma", "config.json", {"image_token_index": 4000}),
-        ("gemma", "config.json", {"text_config": {"sliding_window": 3}}),
+        ("mistral3", "preprocessor_config.json", {"size": {"height": 64, "width": 64}}),
+        ("mistral3", "config.json", {"spatial_merge_size": 0}),
+        ("gemma3", "preprocessor_config.json", {"do_pan_and_scan": True}),
+        ("gemma3", "preprocessor_config.json", {"do_resize": False}),
+        ("gemma3", "preprocessor_config.json", {"size": {"height": TILE, "width": 2 * TILE}}),
+        ("gemma3", "processor_config.json", {"image_seq_length": 9}),
+        ("gemma3", "config.json", {"mm_tokens_per_image": 5}),
+        ("gemma3", "config.json", {"image_token_index": 4000}),
+        ("gemma3", "config.json", {"text_config": {"sliding_window": 3}}),
         ("smolvlm", "preprocessor_config.json", {"do_resize": False}),
         ("smolvlm", "preprocessor_config.json", {"size": {"height": TILE, "width": TILE}}),
         ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 2 * TILE}}),
@@ -566,20 +536,18 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("smolvlm", "processor_config.json", {"image_seq_len": 9}),
         ("smolvlm", "config.json", {"scale_factor": 3}),
         ("smolvlm", "config.json", {"image_token_id": 4000}),
-        ("lighton", "preprocessor_config.json", {"patch_size": 3}),
-        ("lighton", "preprocessor_config.json", {"patch_size": {"height": 4, "width": 8}}),
-        ("lighton", "config.json", {"image_token_id": 4000}),
-        ("lfm2", "preprocessor_config.json", {"encoder_patch_size": 8}),
-        ("lfm2", "preprocessor_config.json", {"min_tiles": 1}),
-        ("lfm2", "preprocessor_config.json", {"tile_size": 12}),
-        ("lfm2", "preprocessor_config.json", {"resample": 1}),
-        ("lfm2", "config.json", {"downsample_factor": 4}),
-        ("lfm2", "config.json", {"image_token_id": 4000}),
+        ("lighton_ocr", "preprocessor_config.json", {"patch_size": 3}),
+        ("lighton_ocr", "preprocessor_config.json", {"patch_size": {"height": 4, "width": 8}}),
+        ("lighton_ocr", "config.json", {"image_token_id": 4000}),
+        ("lfm2_vl", "preprocessor_config.json", {"encoder_patch_size": 8}),
+        ("lfm2_vl", "preprocessor_config.json", {"min_tiles": 1}),
+        ("lfm2_vl", "preprocessor_config.json", {"tile_size": 12}),
+        ("lfm2_vl", "preprocessor_config.json", {"resample": 1}),
+        ("lfm2_vl", "config.json", {"downsample_factor": 4}),
+        ("lfm2_vl", "config.json", {"image_token_id": 4000}),
     ],
 )
-def test_a_folder_with_other_settings_is_shown_none(
-    folders: dict[str, Path], tmp_path: Path, name: str, file: str, changes: dict[str, object]
-) -> None:
+def test_a_folder_with_other_settings_is_shown_none(folders, tmp_path, name, file, changes):
     """Those that transformers refuses, or reads in another way than is known here."""
     folder = shutil.copytree(folders[name], tmp_path / name)
     path = folder / file
@@ -588,9 +556,7 @@ def test_a_folder_with_other_settings_is_shown_none(
     assert read_form(folder) is None
 
 
-def test_why_a_folder_is_shown_none_names_its_processor(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_why_a_folder_is_shown_none_names_its_processor(folders: dict[str, Path], tmp_path: Path):
     folder = shutil.copytree(folders["internvl"], tmp_path / "model")
     path = folder / "preprocessor_config.json"
     (folder / "processor_config.json").unlink(missing_ok=True)

@@ -1,5 +1,3 @@
-"""Rows with pictures: as tokens, and what is wrong with them."""
-
 import base64
 import io
 import json
@@ -14,8 +12,6 @@ from seeing_models import SEEING, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
@@ -47,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
+def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path, files: PromptFiles) -> None:
     (folder / "wide.png").write_bytes(WIDE)
     path = str(folder / "wide.png")
     rows = [
@@ -55,34 +51,32 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path) -> None:
         good_row("<image>", images=[{"bytes": WIDE, "path": "unread.png"}]),
         good_row("no picture", images=[]),
     ]
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        lines = files.lines("b.jsonl", good_row("<image>!", images=path))
-        with files.open(files.table("a.parquet", *rows), lines) as dataset:
-            found = [dataset[number] for number in range(4)]
-            assert dataset.warnings == []
-        one, two, three, four = (chat.decode(row.token_ids) for row in found)
-        assert one.count(PICTURE) == 2 * 2 + 2 * 5
-        assert "a ~~~~b~~~" in one
-        assert two.count(PICTURE) == four.count(PICTURE) == 2 * 5
-        assert PICTURE not in three
-        assert [row.pictures for row in found] == [
-            packed([RED, WIDE]),
-            packed([WIDE]),
-            b"",
-            packed([WIDE]),
-        ]
-        assert found[0].prompt == rows[0]["prompt"]
-        dropped = files.report(files.folder / "a.parquet", maxPromptTokens=30)
-        assert dropped.train_rows == 2
-        (cut,) = files.errors(
-            files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
-        )
-        assert "longer than spec.data.maxPromptTokens" in cut
-        assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
+    lines = files.lines("b.jsonl", good_row("<image>!", images=path))
+    with files.open(files.table("a.parquet", *rows), lines) as dataset:
+        found = [dataset[number] for number in range(4)]
+        assert dataset.warnings == []
+    one, two, three, four = (files.chat.decode(row.token_ids) for row in found)
+    assert one.count(PICTURE) == 2 * 2 + 2 * 5
+    assert "a ~~~~b~~~" in one
+    assert two.count(PICTURE) == four.count(PICTURE) == 2 * 5
+    assert PICTURE not in three
+    assert [row.pictures for row in found] == [
+        packed([RED, WIDE]),
+        packed([WIDE]),
+        b"",
+        packed([WIDE]),
+    ]
+    assert found[0].prompt == rows[0]["prompt"]
+    dropped = files.report(files.folder / "a.parquet", maxPromptTokens=30)
+    assert dropped.train_rows == 2
+    (cut,) = files.errors(
+        files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
+    )
+    assert "longer than spec.data.maxPromptTokens" in cut
+    assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
 
 
-def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> None:
+def test_pictures_are_made_as_large_as_rows_and_the_job_say(files: PromptFiles) -> None:
     """As qwen-vl-utils has it: by bicubic splines, to whole units of what the model sees."""
     drawn = Image.effect_noise((100, 60), 80).convert("RGB")
     file = io.BytesIO()
@@ -96,15 +90,12 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> Non
         {"bytes": RED},
         {"path": f"data:image/png;base64,{base64.encodebytes(RED).decode()}"},  # in lines
     ]
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
-        found = {}
-        for most in (None, 512):
-            spec = files.spec(table, maxPicturePixels=most)
-            with PromptDataset.open(spec.train, spec, chat) as dataset:
-                found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
-                tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
+    table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
+    found = {}
+    for most in (None, 512):
+        with files.open(table, maxPicturePixels=most) as dataset:
+            found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
+            tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
     assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2, 2 * 2]
     sizes = [opened(one).size for one in found[512]]
     assert sizes == [(24, 16), (40, 24), (32, 16), (32, 32), (16, 16), (16, 16)]
@@ -177,16 +168,13 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ({"images": [{"bytes": RED}], "prompt": "<image>"}, "prompt: got text: the row has 1"),
     ],
 )
-def test_what_is_no_row_with_pictures_is_refused(folder: Path, changes, told: str) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        row = {**good_row("<image>?"), **changes}
-        (line,) = files.errors(files.table("a.parquet", row))
-        assert line.startswith(f"a.parquet:0:{told}")
+def test_what_is_no_row_with_pictures_is_refused(files: PromptFiles, changes, told: str) -> None:
+    row = {**good_row("<image>?"), **changes}
+    (line,) = files.errors(files.table("a.parquet", row))
+    assert line.startswith(f"a.parquet:0:{told}")
 
 
 def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
-    """A row of a job whose answers are given, that shows a picture."""
     asked, answer = {"role": "user", "content": text}, {"role": "assistant", "content": "red"}
     rows: dict[str, dict[str, object]] = {
         "sft": {"prompt": [asked, answer]},
@@ -197,30 +185,27 @@ def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "kto"])
-def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> None:
+def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str) -> None:
     """Answers that are compared or judged have none behind them."""
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
-        spec = files.spec(table)
-        with PromptDataset.open(spec.train, spec, chat, given=kind) as dataset:
-            assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
-            asked = chat.decode(dataset[1].token_ids)
-            assert asked.count(PICTURE) == 2 * 2
-            assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
-            assert not any("mark" in line for line in dataset.warnings)
-        (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
-        assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 picture")
-        if kind == "sft":
-            return
-        talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
-        key, later = {"dpo": "chosen", "kto": "completion"}[kind], given_rows(kind)
-        later |= {
-            key: [{"role": "assistant", "content": "?"}, *talk],
-            "images": [{"bytes": RED}] * 2,
-        }
-        (line,) = files.errors(files.table("c.parquet", later), given=kind)
-        assert line.startswith("c.parquet:0:prompt: got <image> after an answer: ")
+    table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
+    with files.open(table, given=kind) as dataset:
+        assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
+        asked = files.chat.decode(dataset[1].token_ids)
+        assert asked.count(PICTURE) == 2 * 2
+        assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
+        assert not any("mark" in line for line in dataset.warnings)
+    (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
+    assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 picture")
+    if kind == "sft":
+        return
+    talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
+    key, later = {"dpo": "chosen", "kto": "completion"}[kind], given_rows(kind)
+    later |= {
+        key: [{"role": "assistant", "content": "?"}, *talk],
+        "images": [{"bytes": RED}] * 2,
+    }
+    (line,) = files.errors(files.table("c.parquet", later), given=kind)
+    assert line.startswith("c.parquet:0:prompt: got <image> after an answer: ")
 
 
 @pytest.mark.parametrize("kind", [None, "seeing_squares"])
@@ -234,8 +219,8 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
     row = {"prompt": talk, "images": [{"bytes": one} for one in (RED, WIDE, RED)]}
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
-        spec = files.spec(files.table("a.parquet", row, {**row, "images": []}))
-        with PromptDataset.open(spec.train, spec, chat, given="sft") as dataset:
+        table = files.table("a.parquet", row, {**row, "images": []})
+        with files.open(table, given="sft") as dataset:
             seeing, blind = dataset.rows([0, 1])
         short = files.spec(files.table("a.parquet", row), maxResponseTokens=20)
         short = short.model_copy(update={"overlong_prompts": "truncate_right"})
@@ -262,11 +247,9 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
         assert line.startswith("c.parquet:0:prompt: got 3 marks <image>: the row has 2 pictures")
 
 
-def test_a_reward_model_is_shown_no_pictures(folder: Path) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
-        report = files.report(table, given="reward_model")
+def test_a_reward_model_is_shown_no_pictures(files: PromptFiles) -> None:
+    table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
+    report = files.report(table, given="reward_model")
     assert report.errors == []
     assert any("the model gets the placeholder only" in line for line in report.warnings)
 
@@ -282,38 +265,33 @@ def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> 
     assert any("SiglipImageProcessor" in line for line in report.warnings)
 
 
-def test_a_mark_without_a_picture_is_told(folder: Path) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", good_row("<image>?", images=[]))
-        with files.open(table, files.lines("b.jsonl", good_row("<image>!", image=[7]))) as dataset:
-            told = [Path(line.partition(": got")[0]).name for line in dataset.warnings]
+def test_a_mark_without_a_picture_is_told(files: PromptFiles) -> None:
+    table = files.table("a.parquet", good_row("<image>?", images=[]))
+    with files.open(table, files.lines("b.jsonl", good_row("<image>!", image=[7]))) as dataset:
+        told = [Path(line.partition(": got")[0]).name for line in dataset.warnings]
     assert told[:2] == ["a.parquet:0:prompt", "b.jsonl:1:prompt"]
 
 
-def test_other_pictures_under_the_same_path_are_other_data(folder: Path) -> None:
+def test_other_pictures_under_the_same_path_are_other_data(folder: Path, files: PromptFiles):
     path = folder / "one.png"
-    with ChatTokenizer(folder / "model") as chat:
-        files, found = PromptFiles(folder, chat), set()
-        lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))
-        for shown in (RED, picture("blue"), RED):
-            path.write_bytes(shown)
-            with files.open(lines) as dataset:
-                found.add(dataset.digest)
+    found = set()
+    lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))
+    for shown in (RED, picture("blue"), RED):
+        path.write_bytes(shown)
+        with files.open(lines) as dataset:
+            found.add(dataset.digest)
     assert len(found) == 2
 
 
-def test_a_row_has_no_more_than_tools_are_given(folder: Path) -> None:
+def test_a_row_has_no_more_than_tools_are_given(files: PromptFiles) -> None:
     file = io.BytesIO()
     Image.new("RGB", (3500, 3300)).save(file, "BMP")  # 33 MiB
     zoom = {"type": "function", "function": {"name": "zoom"}}
     agents = RowAgents({"tool_agent": RowAgent((zoom,), False)}, "tool_agent", {})
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": file.getvalue()}]))
-        assert files.errors(table) == []
-        draw = ("promptsPerStep", 1)
-        report = check_files(files.spec(table), chat, rewards=None, agents=agents, draw=draw)
+    table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": file.getvalue()}]))
+    assert files.errors(table) == []
+    draw = ("promptsPerStep", 1)
+    report = check_files(files.spec(table), files.chat, rewards=None, agents=agents, draw=draw)
     (line,) = report.errors
     assert "bytes of pictures: tools get them; at most 33554432 bytes a row" in line
 
@@ -331,24 +309,20 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
         ({"roles": {"actorRollout": SHARED}}, None),
     ],
 )
-def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
-    manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
-    spec = resolve(load_job(manifest)).spec
+def test_what_keeps_a_job_from_showing_pictures(folder: Path, changes, told) -> None:
+    spec = tiny_jobs.config_of(folder, **changes).spec
     why = why_no_pictures(spec)("tiny")
     assert (told is None) == (why == "") == all_take_pictures(spec)
     assert told is None or told in why
 
 
 @pytest.mark.parametrize("kind", ["seeing", "seeing_squares", "seeing_crops", "seeing_told"])
-def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(
-    folder: Path, kind: str
-) -> None:
+def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(folder: Path, kind: str):
     save_seeing_model(folder / "model", SEEING[kind])
     data = tiny_jobs.make_manifest(folder)["spec"]["data"]
     data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
-    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    found = [*check_layouts(resolve(load_job(manifest)).spec)]
+    found = [*check_layouts(tiny_jobs.config_of(folder, data=data, model=model).spec)]
     fields = ("spec.data.maxPicturePixels", "spec.data.minPicturePixels")
     expected = [(field, ReasonCode.NO_EFFECT) for field in fields]
     told = [(one.where, one.reason_code) for one in found]
@@ -371,7 +345,7 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
         changes = {"algorithm": {"type": "sft", "promptsPerStep": 4}, "rollout": {}, "rewards": []}
     changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
     changes["model"] = {"path": str(folder / "model"), "freezeVisionTower": False}
-    spec = resolve(load_job(tiny_jobs.write_manifest(folder / "job", folder, **changes))).spec
+    spec = tiny_jobs.config_of(folder, **changes).spec
     why = why_no_pictures(spec)("tiny")
     is_refused = engine == "vllm" and not given and gpus > 0 and kind != "seeing_told"
     assert (
@@ -393,8 +367,7 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
     told = json.loads(settings.read_text())
     settings.write_text(json.dumps(told | {"patch_size": told["patch_size"] + 1}))
     teachers = [{"path": str(path), "dataSources": [path.name]} for path in (blind, finer)]
-    manifest = tiny_jobs.write_manifest(
-        folder / "job",
+    config = tiny_jobs.config_of(
         folder,
         algorithm={"type": "distillation", "promptsPerStep": 4},
         data={**tiny_jobs.make_manifest(folder)["spec"]["data"], "validation": []},
@@ -402,16 +375,16 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
         steps={"total": 1},
         reference={"path": str(seeing), "teachers": teachers},
     )
-    why = why_no_pictures(resolve(load_job(manifest)).spec)
+    why = why_no_pictures(config.spec)
     assert why("another") == ""
     assert why("finer").startswith(f"{finer} of spec.reference ")
     assert why("blind").startswith(f"{blind} of spec.reference ")
 
 
-def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(tmp_path, folder: Path) -> None:
+def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(folder: Path) -> None:
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
-    manifest = tiny_jobs.write_manifest(tmp_path, folder, **tiny_jobs.PPO, data=data)
-    assert "has its own prompts" in why_no_pictures(resolve(load_job(manifest)).spec)("tiny")
+    spec = tiny_jobs.config_of(folder, **tiny_jobs.PPO, data=data).spec
+    assert "has its own prompts" in why_no_pictures(spec)("tiny")
 
 
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:

@@ -1,5 +1,3 @@
-"""Rows with sounds: as tokens, and what is wrong with them."""
-
 import base64
 import io
 import json
@@ -26,15 +24,8 @@ from prompt_files import PromptFiles, good_row
 from tiny_models import SOUND
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.run_config import resolve
-from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_forms import (
-    all_take_pictures,
-    read_form,
-    why_no_media,
-    why_no_pictures,
-)
+from ppojob_trainer.data.media import picture_forms
 from ppojob_trainer.data.media.pictures import packed, packed_sound, sound_of, unpacked
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.vision_tower import VisionTower
@@ -60,7 +51,7 @@ def spoken(*parts: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_prompts_and_features_are_those_of_the_models_processor(folder: Path) -> None:
+def test_prompts_and_features_are_those_of_the_models_processor(folder: Path, files: PromptFiles):
     """In every form that a row may have them in, and of every length."""
     (folder / "tone.flac").write_bytes(tone_file(440, 0.5, kind="FLAC"))
     path = str(folder / "tone.flac")
@@ -76,13 +67,11 @@ def test_prompts_and_features_are_those_of_the_models_processor(folder: Path) ->
     ]
     rows[4]["audios"] = [path]
     processor = processor_of(folder / "model")
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", rows[0])
-        lines = files.lines("b.jsonl", *rows[1:])
-        with files.open(table, lines, maxPromptTokens=256) as dataset:
-            found = [dataset[number] for number in range(6)]
-            assert dataset.warnings == []
+    table = files.table("a.parquet", rows[0])
+    lines = files.lines("b.jsonl", *rows[1:])
+    with files.open(table, lines, maxPromptTokens=256) as dataset:
+        found = [dataset[number] for number in range(6)]
+        assert dataset.warnings == []
     assert found[5].pictures == b""
     heard = [[sound_of(one) for one in unpacked(row.pictures)] for row in found]
     for row in heard[1:5]:  # FLAC has 16 bits a sample, and so has WAV
@@ -117,7 +106,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     assert int(ours["frames"]) == int(made["feature_attention_mask"].sum())
 
 
-def test_channels_are_averaged_and_then_the_pace_is_changed(folder: Path) -> None:
+def test_channels_are_averaged_and_then_the_pace_is_changed(files: PromptFiles) -> None:
     left, right = (tone(pitch, 0.5, 44_100)[:22_031] for pitch in (440, 300))
     both, file = np.stack([left, right], axis=1), io.BytesIO()
     soundfile.write(file, both, 44_100, format="WAV", subtype="FLOAT")
@@ -125,28 +114,22 @@ def test_channels_are_averaged_and_then_the_pace_is_changed(folder: Path) -> Non
     expected = np.append(expected, np.float32(0.0))  # of 7,993 samples and a part
     array = {"array": both.T.tolist(), "sampling_rate": 44_100}
     url = f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        rows = [
-            good_row("<audio>", audios=[one]) for one in ({"bytes": file.getvalue()}, array, url)
-        ]
-        tables = [files.table(f"{n}.parquet", one) for n, one in enumerate(rows)]
-        for table in tables:
-            with files.open(table, maxPromptTokens=256) as dataset:
-                assert dataset[0].pictures == packed([packed_sound(expected)])
-
-
-def test_another_column_may_hold_the_sounds(folder: Path) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        table = files.table("a.parquet", good_row("<audio>", audio={"bytes": SHORT}))
-        with files.open(table, audioKey="audio", maxPromptTokens=256) as dataset:
-            assert len(unpacked(dataset[0].pictures)) == 1
-        report = files.report(table, maxPromptTokens=256)
-        assert report.errors == []
+    rows = [good_row("<audio>", audios=[one]) for one in ({"bytes": file.getvalue()}, array, url)]
+    tables = [files.table(f"{n}.parquet", one) for n, one in enumerate(rows)]
+    for table in tables:
         with files.open(table, maxPromptTokens=256) as dataset:
-            (told,) = map(str, dataset.warnings)
-            assert "nothing from the column audios" in told
+            assert dataset[0].pictures == packed([packed_sound(expected)])
+
+
+def test_another_column_may_hold_the_sounds(files: PromptFiles) -> None:
+    table = files.table("a.parquet", good_row("<audio>", audio={"bytes": SHORT}))
+    with files.open(table, audioKey="audio", maxPromptTokens=256) as dataset:
+        assert len(unpacked(dataset[0].pictures)) == 1
+    report = files.report(table, maxPromptTokens=256)
+    assert report.errors == []
+    with files.open(table, maxPromptTokens=256) as dataset:
+        (told,) = map(str, dataset.warnings)
+        assert "nothing from the column audios" in told
 
 
 @pytest.mark.parametrize(
@@ -163,10 +146,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
             'audios: got "data:audio/wav;base64,UklG?": ',
         ),
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
-        (
-            {"audios": [{"bytes": bytes(PIPED)}]},
-            "audios: got a sound of ",
-        ),
+        ({"audios": [{"bytes": bytes(PIPED)}]}, "audios: got a sound of "),
         ({"audios": ["a\0.wav"]}, 'audios: got "a\\u0000.wav": it cannot be read; '),
         ({"audios": [7]}, "audios: got int: it is not a sound"),
         (
@@ -188,10 +168,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
             "audios: got a sample that is not finite: ",
         ),
         ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
-        (
-            {"prompt": spoken({"type": "image", "image": "a.png"})},
-            "prompt[0].content[0]: got ",
-        ),
+        ({"prompt": spoken({"type": "image", "image": "a.png"})}, "prompt[0].content[0]: got "),
         ({"prompt": spoken("a"), "audios": None}, 'prompt[0].content[0]: got "a": parts of '),
         (
             {"prompt": spoken({"type": "audio", "audio": "a.wav"}), "audios": ["b.wav"]},
@@ -199,12 +176,10 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_sound_is_refused(folder: Path, changes: dict[str, object], told: str) -> None:
-    with ChatTokenizer(folder / "model") as chat:
-        files = PromptFiles(folder, chat)
-        row = {**good_row("<audio>"), **changes}
-        (error,) = files.errors(files.table("a.parquet", row), maxPromptTokens=256)
-        assert error.startswith(f"a.parquet:0:{told}")
+def test_what_is_no_sound_is_refused(files: PromptFiles, changes: dict[str, object], told: str):
+    row = {**good_row("<audio>"), **changes}
+    (error,) = files.errors(files.table("a.parquet", row), maxPromptTokens=256)
+    assert error.startswith(f"a.parquet:0:{told}")
 
 
 def test_the_template_in_the_docs_writes_what_transformers_does(folder: Path) -> None:
@@ -231,24 +206,23 @@ def test_folders_with_unknown_settings_hear_nothing(tmp_path: Path) -> None:
     save_hearing_model(tmp_path)
     path = tmp_path / "preprocessor_config.json"
     told = json.loads(path.read_text())
-    assert why_no_media(tmp_path) == ""
+    assert picture_forms.why_no_media(tmp_path) == ""
     for changes in ({"dither": 0.1}, {"chunk_length": 2}, {"feature_extractor_type": "Other"}):
         path.write_text(json.dumps(told | changes))
-        assert read_form(tmp_path) is None
-        assert "WhisperFeatureExtractor" in why_no_media(tmp_path)
+        assert picture_forms.read_form(tmp_path) is None
+        assert "WhisperFeatureExtractor" in picture_forms.why_no_media(tmp_path)
     path.unlink()  # as transformers 5 writes a whole processor
     (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": told}))
-    assert read_form(tmp_path) is not None
+    assert picture_forms.read_form(tmp_path) is not None
 
 
 def test_what_is_said_of_a_vision_tower_and_of_pictures_has_no_effect(folder: Path) -> None:
     """An encoder of sounds stays as it is. Who reads the same tokens has to hear alike."""
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
-    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    spec = resolve(load_job(manifest)).spec
+    spec = tiny_jobs.config_of(folder, data=data, model=model).spec
     fields = ["spec.model.freezeVisionTower", "spec.data.maxPicturePixels"]
     found = [(one.where, one.reason_code) for one in check_layouts(spec)]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
-    assert why_no_pictures(spec)("tiny") == ""
-    assert not all_take_pictures(spec)  # no tool shows it pictures
+    assert picture_forms.why_no_pictures(spec)("tiny") == ""
+    assert not picture_forms.all_take_pictures(spec)  # no tool shows it pictures
