@@ -33,6 +33,7 @@ from ppojob_trainer.models.config_files import (
 )
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
+from ppojob_trainer.models.hybrid_layers import LAYER_TYPES, layer_types
 from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
@@ -274,6 +275,10 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     ):
         why, allowed = "vLLM expects alternating layers", f"{' and '.join(_TURNS)} by turns"
         yield _unsupported(f"{path}:layer_types", shown(kinds), why, allowed)
+    others = sorted(set(layer_types(config) or ()).difference(LAYER_TYPES))
+    if family.has_one_block and others:
+        why, allowed = "the model has no such kind of layer", " or ".join(LAYER_TYPES)
+        yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:

@@ -12,7 +12,8 @@ RECURRENT: Final = "linear_attention"
 ATTENTION: Final = "full_attention"
 DENSE: Final = "mlp"
 EXPERTS: Final = "moe"
-"""transformers' names of layer types, to which the hub's and Nemotron's letters are mapped."""
+LAYER_TYPES: Final = (RECURRENT, ATTENTION, DENSE, EXPERTS)
+"""transformers' names, to which the hub's lists and Nemotron's letters are mapped."""
 
 PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": RECURRENT, "*": ATTENTION, "-": DENSE, "E": EXPERTS}
