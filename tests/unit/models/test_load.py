@@ -16,7 +16,7 @@ from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.models.transformers_modules import unify_modules
 
 NORM = "model.norm.weight"
-QUERY = "model.layers.0.self_attn.q_proj.weight"
+QUERY, OUTPUT = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -101,6 +101,10 @@ def no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def never_written(folder: Path) -> None:
+    spoil(folder, **{NORM: torch.zeros(16), QUERY: torch.zeros(16, 16)})
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -114,6 +118,7 @@ def no_weights(folder: Path) -> None:
         (one_expert_less, r"it holds no model.layers.0.mlp.experts.4.up_proj.weight; all weights"),
         (other_shape, r"gate_proj.weight has shape \(24, 16\): .*\(25, 16\);"),
         (no_numbers, rf"spec.model.path: got 18 values that are NaN .* in {QUERY}, {NORM} of "),
+        (never_written, rf"^spec.model.path: got only zeros in {QUERY}, {NORM} of "),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path, make, told):
@@ -121,3 +126,8 @@ def test_what_is_no_model_is_refused(tmp_path, make, told):
     with pytest.raises(ConfigError, match=told) as refused:
         load_model(tmp_path)
     assert len(refused.value.problems) == 1
+
+
+def test_a_block_that_was_put_in_as_the_identity_is_fine(tmp_path):
+    spoil(tmp_path, **{OUTPUT: torch.zeros(16, 16)})
+    assert not load_model(tmp_path).get_parameter(OUTPUT).any()

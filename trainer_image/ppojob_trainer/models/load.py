@@ -22,6 +22,7 @@ from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import TOWER, folder_has_tower, layers_name_in, read_config
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, TEXTS, ModelKind
 from ppojob_trainer.models.log_partition import (
@@ -50,6 +51,11 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _NOTHING: Final[Mapping[str, Json]] = {}
+_MAY_BE_ZERO: Final[tuple[str, ...]] = (
+    *(".bias", "_bias", ".sinks", CORRECTION, EXPERT_BIAS, "score.weight"),
+    *(".o_proj.weight", ".down_proj.weight", ".experts.down_proj", ".w2.weight"),
+)
+"""Parameters that may be zero: biases, identity-initialised blocks, a new value head."""
 
 
 def load_model(
@@ -189,8 +195,9 @@ def _load(
             f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
-    _check_values(model, folder, kind.where, world)
-    missing = {name for name in missing if not additions.has(name)}
+    ours = {name for name, _ in outline_of(model).named_parameters() if additions.has(name)}
+    _check_values(model, folder, kind.where, world, missing | ours)
+    missing -= ours
     if needed := missing - kind.may_lack:
         raise ConfigError(
             f"{kind.where}: got {folder}: it holds no {min(needed)}; all weights of the model"
@@ -316,10 +323,15 @@ def _restore_buffers_of_layers(model: PreTrainedModel, base: Any, device: torch.
             mixer.mup_vector = compute_mup_vector(model.config).to(device, kind)
 
 
-def _check_values(model: PreTrainedModel, folder: Path, where: str, world: World) -> None:
-    """Refuse weights that are not finite; a collective of all ranks."""
+def _check_values(
+    model: PreTrainedModel, folder: Path, where: str, world: World, absent: Set[str]
+) -> None:
+    """Refuse weights that are not finite, or were never written; a collective of all ranks.
+
+    A download that was interrupted may leave zeros. `absent` weights are not checked.
+    """
     held, stage = dict(model.named_parameters()), stage_of(model)
-    # For NF4 codes the scales show whether elements were finite.
+    # For NF4 codes the scales show whether elements were finite and present.
     held |= {name: held[scales_of(name)] for name in nf4_layers(model)}
     # The first of the ranks that replicate a weight checks it.
     parts = {
@@ -327,12 +339,28 @@ def _check_values(model: PreTrainedModel, folder: Path, where: str, world: World
         if name in held and stage.is_first_copy(name, held[name])
         else torch.empty(0)
         for name, _ in outline_of(model).named_parameters()
+        if name not in absent
     }
-    counts = sum_over_ranks(world, [float((~part.isfinite()).sum()) for part in parts.values()])
-    bad = {name: int(count) for name, count in zip(parts, counts, strict=True) if count}
-    if bad:
-        raise ConfigError(
-            f"{where}: got {sum(bad.values())} values that are NaN or infinite in "
-            f"{listed(list(bad))} of {folder}: nothing can be computed with them; the weights as "
-            "they were trained"
-        )
+    # A shard of an embedding may hold only rows of padding tokens, all of them zero.
+    own = [float((~part.isfinite()).sum()) for part in parts.values()]
+    own += [float(part.count_nonzero()) for part in parts.values()]
+    counts = sum_over_ranks(world, own)
+    may_be_zero = _MAY_BE_ZERO
+    if "centred" in FAMILIES[model.config.model_type].norm_type:
+        may_be_zero += ("norm.weight",)
+    halves = counts[: len(parts)], counts[len(parts) :]
+    broken, filled = (dict(zip(parts, half, strict=True)) for half in halves)
+    bad = [name for name, count in broken.items() if count]
+    empty = [name for name, count in filled.items() if not (count or name.endswith(may_be_zero))]
+    many = f"{sum(broken.values()):.0f} values that are NaN or infinite"
+    found = (
+        (many, bad, "nothing can be computed with them"),
+        ("only zeros", empty, "the file was never filled"),
+    )
+    problems = [
+        f"{where}: got {got} in {listed(names)} of {folder}: {why}; the trained weights"
+        for got, names, why in found
+        if names
+    ]
+    if problems:
+        raise ConfigError(problems)
