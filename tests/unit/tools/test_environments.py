@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ class Shop:
         """Pay for the basket."""
         return str(sum(self.prices[item] for item in self.basket))
 
+    def where(self):
+        """Tell the process."""
+        return str(os.getpid())
+
     def wait(self):
         """Wait for too long."""
         self.basket.append("waited")
@@ -60,7 +65,7 @@ class Shop:
         self._write("closed with " + " ".join(self.basket))
 '''
 REPOSITORY = Path(__file__).parents[3]
-METHODS = ("add", "pay", "wait", "end")
+METHODS = ("add", "pay", "where", "wait", "end")
 PRICES = {"plum": 2, "pear": 3}
 
 
@@ -172,6 +177,8 @@ def test_more_rows_than_processes(pool: ToolPool, tmp_path: Path) -> None:
     for count in (1, 2, 3):
         assert [row.texts(add("plum")) for row in rows] == [[" ".join(["plum"] * count)]] * 8
     assert [row.told() for row in rows] == [["opened"]] * 8
+    processes = Counter(row.texts(("where", "{}"))[0] for row in rows)
+    assert sorted(processes.values()) == [4, 4]
 
 
 def test_its_methods_are_described(file: str) -> None:

@@ -2,6 +2,8 @@
 
 import logging
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ class PoolClosed(ChildDied):
     """The pool is closed, and starts no more children."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Home:
     """The child that made the last of some calls, and has their state; none before the first."""
 
@@ -46,13 +48,14 @@ class Home:
 
 
 class ChildPool(Closeable):
-    """Children, and one thread per child.
+    """Children, and threads that call them.
 
     Args:
         module: of the children, see ``BoundedProcess``.
         load: loads a child; its errors, except ``ChildKilled``, go to the caller.
         memory_bytes: limit of each child's data segment; None for no limit.
         variables: names of environment variables that children inherit.
+        threads: one per child by default; more if calls wait for a `Home` while others are idle.
 
     Attributes:
         submit: runs a function on a thread of the pool, and returns its future.
@@ -70,6 +73,7 @@ class ChildPool(Closeable):
         memory_bytes: int | None,
         variables: Sequence[str],
         log: logging.Logger,
+        threads: int | None = None,
     ) -> None:
         self._module = module
         self._load = load
@@ -79,7 +83,8 @@ class ChildPool(Closeable):
         # Last in, first out: further children start only when they are needed.
         self._idle: list[BoundedProcess | None] = []
         self._returned = threading.Condition()
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="children")
+        self._homes = weakref.WeakSet[Home]()
+        self._threads = ThreadPoolExecutor(threads or count, thread_name_prefix="children")
         self.submit = self._threads.submit
         self._children: set[BoundedProcess] = set()
         self._lock = threading.Lock()
@@ -101,7 +106,7 @@ class ChildPool(Closeable):
         and NotStarted if children are repeatedly killed while they load.
         """
         body = msgspec.msgpack.encode(request)
-        child = self._take(home or Home())
+        child = self._take(home)
         try:
             if child is None or not child.is_alive:
                 child = self._start()
@@ -121,18 +126,25 @@ class ChildPool(Closeable):
                 self._idle.append(child)
                 self._returned.notify_all()
 
-    def _take(self, home: Home) -> BoundedProcess | None:
+    def _take(self, home: Home | None) -> BoundedProcess | None:
         """Wait for the child of a home, while it lives, or for any other."""
 
         def free() -> bool:
-            return home.child in self._idle if home.is_alive else bool(self._idle)
+            if home is not None and home.is_alive:
+                return home.child in self._idle
+            return bool(self._idle)
 
         with self._returned:
             self._returned.wait_for(free)
-            if home.is_alive and home.child in self._idle:
-                self._idle.remove(home.child)
-                return home.child
-            return self._idle.pop()
+            if home is None:
+                return self._idle.pop()
+            # Its next calls wait for the same child, so homes are spread over all.
+            homes = Counter(one.child for one in self._homes if one.child is not None)
+            wanted = home.child if home.child in self._idle else None
+            child = wanted or min(reversed(self._idle), key=lambda one: homes[one] if one else 0)
+            self._homes.add(home)
+            self._idle.remove(child)
+            return child
 
     def close(self) -> None:
         """Kill all children, also busy ones. Idempotent."""

@@ -100,6 +100,7 @@ class ToolPool(Closeable):
             self._children = ChildPool(
                 "ppojob_trainer.tools.child",
                 count=processes,
+                threads=processes * (4 if self._methods else 1),
                 load=self._load,
                 memory_bytes=memory_bytes,
                 variables=variables,
