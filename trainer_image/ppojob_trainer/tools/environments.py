@@ -44,7 +44,8 @@ def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
     if not isinstance(found, type):
         why, allowed = f"{path} has no such class", "a class whose methods are tools"
         raise ConfigError(f"source.function: got {name}: {why}; {allowed}")
-    method = getattr(found, name.partition(".")[2], None)
+    environment, _, wanted = name.partition(".")
+    method = getattr(found, wanted, None)
     if not inspect.isfunction(method):
         raise ConfigError(
             f"source.function: got {name}: the class has no such method; a method of it"
@@ -60,7 +61,7 @@ def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
     if tool.config:
         why = "an environment takes the create_kwargs of a row"
         raise ConfigError(f"config: got {shown(tool.config)}: {why}; remove it")
-    return Method(found.__name__, found, method)
+    return Method(environment, found, method)
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class Environments:
                 self.close(request.row)
             row = self._rows[request.row] = _Row(request.created)
             for earlier in request.before:
-                with contextlib.suppress(Exception):  # reported when it was first called
+                with contextlib.suppress(BaseException):  # reported when it was first called
                     self._call(row, earlier)
         return self._call(row, EnvironmentCall(request.tool, request.arguments))
 
