@@ -75,9 +75,9 @@ def measure(folder: Path, dtype: str, drafts: DraftsSpec | None) -> dict[str, An
     found = {}
     for kind in ("repeating", "other"):
         for rows in ROWS:
-            engine.drafts()
+            engine.counts()
             seconds, done = draw(engine, requests(folder, kind)[:rows])
-            found[f"{kind} {rows}"] = seconds, [one.tokens for one in done], engine.drafts()
+            found[f"{kind} {rows}"] = seconds, [one.tokens for one in done], engine.counts()
     engine.close()
     return found
 
