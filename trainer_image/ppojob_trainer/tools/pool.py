@@ -226,8 +226,8 @@ class ToolPool(Closeable):
         return msgspec.structs.replace(called.answer, pictures=pictures_shown)
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
-        home = self._homes.setdefault(request.row, Home()) if request.row else Home()
-        if not home.is_alive:
+        home = self._homes.setdefault(request.row, Home()) if request.row else None
+        if home is not None and not home.is_alive:
             limit *= 1 + len(request.before)  # which are repeated
         until = time.monotonic() + limit
         try:
