@@ -27,7 +27,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
-from ppojob_trainer.tools.environments import Method, load_method
+from ppojob_trainer.tools.environments import Method, check_arguments, load_method
 from ppojob_trainer.tools.loop import Loop, without_name
 from ppojob_trainer.tools.wire import Conversation, ToolCode, UserCode
 
@@ -191,15 +191,11 @@ def _tool_of_function(
     takes: list[str] = []
     try:
         signature = inspect.signature(function)
-        takes += [one for one in signature.parameters if one == PICTURES and one not in properties]
-        signature.bind(**dict.fromkeys([*properties, *takes]))
-    except TypeError as error:
-        raise ConfigError(
-            f"parameters: got {name}{signature}: it cannot be called with the properties of "
-            f"parameters: {error}; the arguments of the function"
-        ) from None
     except ValueError:
         pass  # a builtin without a signature
+    else:
+        takes += [one for one in signature.parameters if one == PICTURES and one not in properties]
+        check_arguments(name, signature, [*properties, *takes], "function")
 
     def call(
         arguments: dict[str, Json], _created: object, _instance: str, seen: Sequence[SeenPicture]

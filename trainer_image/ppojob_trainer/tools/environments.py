@@ -7,7 +7,7 @@ again: another process repeats the calls.
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,18 +50,25 @@ def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
         raise ConfigError(
             f"source.function: got {name}: the class has no such method; a method of it"
         )
-    signature = inspect.signature(method)
-    try:
-        signature.bind(None, **dict.fromkeys(tool.parameters.get("properties") or {}))
-    except TypeError as error:
-        raise ConfigError(
-            f"parameters: got {name}{signature}: it cannot be called with the properties of "
-            f"parameters: {error}; the arguments of the method"
-        ) from None
+    given = tool.parameters.get("properties") or {}
+    check_arguments(name, inspect.signature(method), given, "method", None)
     if tool.config:
         why = "an environment takes the create_kwargs of a row"
         raise ConfigError(f"config: got {shown(tool.config)}: {why}; remove it")
     return Method(environment, found, method)
+
+
+def check_arguments(
+    name: str, signature: inspect.Signature, given: Iterable[str], what: str, *own: None
+) -> None:
+    """Check that a function or method (`what`) takes what is `given` by name, after its `own`."""
+    try:
+        signature.bind(*own, **dict.fromkeys(given))
+    except TypeError as error:
+        raise ConfigError(
+            f"parameters: got {name}{signature}: it cannot be called with the properties of "
+            f"parameters: {error}; the arguments of the {what}"
+        ) from None
 
 
 @dataclass(slots=True)
