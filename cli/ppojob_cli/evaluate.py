@@ -27,19 +27,13 @@ _WORDS: Final = ("mean", "std", "best", "worst", "maj")
 
 @dataclass(frozen=True)
 class Rewards:
-    """The reward functions to use.
+    """The reward functions to use."""
 
-    Attributes:
-        specs: as in `spec.rewards`; empty for the scorer of each row's data source.
-        sandbox: settings for code of responses; None for the default.
-        description: for people.
-        is_function: whether they come from `--function`.
-    """
-
+    # As in `spec.rewards`; empty for the scorer of each row's data source.
     specs: tuple[RewardSpec, ...] = ()
-    sandbox: SandboxSpec | None = None
-    description: str = "the built-in scorers of the data sources"
-    is_function: bool = False
+    sandbox: SandboxSpec | None = None  # settings for code of responses; None for the default
+    description: str = "the built-in scorers of the data sources"  # for people
+    is_function: bool = False  # whether they come from `--function`
 
     def named(self, problem: str) -> str:
         """Replace the spec field in a message of the pool by the option, if there is one."""

@@ -22,8 +22,7 @@ from ppojob_cli.verl.settings import Given, Settings, of_overrides, of_yaml, rea
 _YAML: Final = (".yaml", ".yml")
 _QUIET: Final = (Fate.WRITTEN, Fate.UNNEEDED, Fate.SAME, Fate.IDLE)
 _WARNED: Final = (Fate.NOTED, Fate.LEFT_OUT)
-_SHOWN: Final = 6
-"""Keys that one line of warning names."""
+_SHOWN: Final = 6  # keys that one line of warning names
 
 _SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
 _VARIABLE: Final = re.compile(r"(\w+)=(.*)", re.DOTALL)

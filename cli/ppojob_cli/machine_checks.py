@@ -22,8 +22,7 @@ from ppojob_trainer.models.memory import (
 from ppojob_trainer.processor import has_native_bfloat16, instruction_set
 from ppojob_trainer.trackers.libraries import missing_modules
 
-NUMA: Final = "libnuma.so.1"
-"""Library that vLLM's CPU kernels are linked against."""
+NUMA: Final = "libnuma.so.1"  # library that vLLM's CPU kernels are linked against
 
 
 def engine_facts() -> EngineFacts:

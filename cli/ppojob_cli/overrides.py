@@ -33,19 +33,14 @@ _PART: Final = re.compile(r"(?:^|(?!^)\.)(?P<key>[^.\[\]\s]+)|\[(?P<index>[0-9]{
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One field given on the command line.
+    """One field given on the command line."""
 
-    Attributes:
-        where: Name for messages, `--set spec.seed=1`, or the option that sets it.
-        problems: Problems of the value as YAML; they are not reported again for the field.
-        origin: The first part of its path that the file does not have.
-    """
-
-    where: str
+    where: str  # name for messages, `--set spec.seed=1`, or the option that sets it
     path: PathKey
     value: JsonValue
+    # Problems of the value as YAML; they are not reported again for the field.
     problems: tuple[Problem, ...] = ()
-    origin: PathKey = ()
+    origin: PathKey = ()  # the first part of its path that the file does not have
 
     def name(self, problem: Problem) -> Problem | None:
         """Rename a problem to this override; None if it is not about it."""
@@ -57,8 +52,7 @@ class Override:
         return None
 
 
-Given = str | Override
-"""`PATH=VALUE` of `--set`, or a field that another option or command sets."""
+Given = str | Override  # `PATH=VALUE` of `--set`, or a field that another option or command sets
 
 
 def set_option(command: Command) -> Command:

@@ -68,18 +68,12 @@ _CONVERSATION = ({"role": "user", "content": "1+1"}, {"role": "assistant", "cont
 
 @dataclass(slots=True)
 class Preflight:
-    """Results of the checks, a line each.
+    """Results of the checks, a line each."""
 
-    Attributes:
-        errors: problems because of which nothing is started.
-        parameters: number of the policy's weights; None if unknown.
-        rows: number of training rows; None if not counted.
-    """
-
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # problems because of which nothing is started
     warnings: list[str] = field(default_factory=list)
-    parameters: int | None = None
-    rows: int | None = None
+    parameters: int | None = None  # number of the policy's weights; None if unknown
+    rows: int | None = None  # number of training rows; None if not counted
 
     def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
         """Add lines."""

@@ -12,8 +12,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import JOB_FILE
 from ppojob_trainer.errors import ConfigError
 
-LOCK_FILE: Final = ".lock"
-"""Lock of the `ppojob run` that uses the folder."""
+LOCK_FILE: Final = ".lock"  # lock of the `ppojob run` that uses the folder
 
 
 def write_job(folder: Path, config: RunConfig) -> None:

@@ -50,17 +50,11 @@ _NO_STATUS: Final = RunStatus("Starting")
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A line of `metrics.jsonl`.
+    """A line of `metrics.jsonl`."""
 
-    Attributes:
-        step: Number of the step; 0 is the validation before the first.
-        time: Unix seconds at which it was written.
-        values: The finite numbers by their name in docs/metrics.md.
-    """
-
-    step: int
-    time: float
-    values: Mapping[str, float]
+    step: int  # number of the step; 0 is the validation before the first
+    time: float  # Unix seconds at which it was written
+    values: Mapping[str, float]  # the finite numbers by their name in docs/metrics.md
 
     @property
     def figures(self) -> dict[str, float]:
@@ -94,15 +88,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run at one time.
+    """The state of a run at one time."""
 
-    Attributes:
-        status: The controller's status; its `since` is 0 before the first.
-        records: All valid steps, in ascending order.
-    """
-
-    status: RunStatus = _NO_STATUS
-    records: tuple[StepRecord, ...] = ()
+    status: RunStatus = _NO_STATUS  # the controller's status; its `since` is 0 before the first
+    records: tuple[StepRecord, ...] = ()  # all valid steps, in ascending order
 
     @property
     def is_waiting(self) -> bool:

@@ -28,35 +28,24 @@ _LOG_TAIL_BYTES: Final = 1 << 14
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """`summary.json`.
+    """`summary.json`."""
 
-    Attributes:
-        phase: `Succeeded` or `Interrupted`.
-        seconds: Time of the steps.
-        tokens: Prompt and response tokens of the steps.
-        validation: The `last` one, and the `first` if there are several.
-    """
-
-    phase: str
+    phase: str  # `Succeeded` or `Interrupted`
     steps: int
-    seconds: float
-    tokens: int
+    seconds: float  # time of the steps
+    tokens: int  # prompt and response tokens of the steps
     config_sha256: str
+    # The `last` one, and the `first` if there are several.
     validation: dict[str, dict[str, float | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the job ended.
-
-    Attributes:
-        reason: One line; empty for success or an orderly interruption.
-        pods: Pods whose logs have details.
-    """
+    """How the job ended."""
 
     exit_code: int
-    reason: str = ""
-    pods: tuple[str, ...] = ()
+    reason: str = ""  # one line; empty for success or an orderly interruption
+    pods: tuple[str, ...] = ()  # pods whose logs have details
 
 
 def read_summary(folder: Path) -> RunSummary | None:

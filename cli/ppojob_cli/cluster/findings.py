@@ -20,17 +20,13 @@ from ppojob_operator.policies.ending import deadline_in
 from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"
-_SILENT_LEASES: Final = 3
-"""Number of terms without a renewal after which a Lease has no holder."""
-_BEHIND_SECONDS: Final = 30.0
-"""Time after which a job that no operator has processed waits for one."""
-_RECENT_SECONDS: Final = 600.0
-"""Age up to which a failure is reported."""
+_SILENT_LEASES: Final = 3  # number of terms without a renewal after which a Lease has no holder
+_BEHIND_SECONDS: Final = 30.0  # time after which a job that no operator has processed waits for one
+_RECENT_SECONDS: Final = 600.0  # age up to which a failure is reported
 _STALE_SECONDS: Final = 300.0
 """Time without progress after which a step is stale, if it is also three times the usual time."""
 _STALE_STEPS: Final = 3
-_DEADLINE_SECONDS: Final = 600.0
-"""Time before a deadline from which it is near."""
+_DEADLINE_SECONDS: Final = 600.0  # time before a deadline from which it is near
 
 _WIDTH: Final = 100
 _HEADING: Final = re.compile(r"^## (?=(\w+))", re.MULTILINE)
@@ -61,52 +57,37 @@ class WarningEvent:
 
 @dataclass(frozen=True, slots=True)
 class OperatorLease:
-    """The Lease of the operator.
+    """The Lease of the operator."""
 
-    Attributes:
-        holder: leading replica; empty for none.
-        renewed: time of the last renewal; None for never.
-    """
-
-    holder: str
-    renewed: Time | None
+    holder: str  # leading replica; empty for none
+    renewed: Time | None  # time of the last renewal; None for never
     seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A job and the related objects of the cluster, at one time.
-
-    Attributes:
-        pods: existing pods; None if access is denied.
-        nodes: of the pods, as far as access is allowed.
-        warnings: about the job's objects, the latest last.
-        lease: of the operator; None if there is none, or access is denied.
-        progressed: time of the controller's last report of progress; None for never.
-        reports: of the supervisors, by uid of the pod.
-        hidden: what could not be read, and why, a line each.
-    """
+    """A job and the related objects of the cluster, at one time."""
 
     job: Job
     now: Time
-    pods: tuple[Pod, ...] | None = ()
+    pods: tuple[Pod, ...] | None = ()  # existing pods; None if access is denied
+    # Of the pods, as far as access is allowed.
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    warnings: tuple[WarningEvent, ...] = ()
+    warnings: tuple[WarningEvent, ...] = ()  # about the job's objects, the latest last
+    # Of the operator; None if there is none, or access is denied.
     lease: OperatorLease | None = None
+    # Time of the controller's last report of progress; None for never.
     progressed: Time | None = None
+    # Of the supervisors, by uid of the pod.
     reports: Mapping[str, ControllerReport] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()  # what could not be read, and why, a line each
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A reason why a job makes no progress.
+    """A reason why a job makes no progress."""
 
-    Attributes:
-        reason: CamelCase word, with a line in reasons.md.
-    """
-
-    reason: str
+    reason: str  # CamelCase word, with a line in reasons.md
     what: str
     remedy: str
 

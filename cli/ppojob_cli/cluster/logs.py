@@ -27,8 +27,7 @@ from ppojob_operator.kinds import POD
 from ppojob_operator.state import Job, Pod
 
 _COLOURS: Final = ("cyan", "green", "yellow", "blue", "magenta", "bright_cyan", "bright_green")
-_HOLD_SECONDS: Final = 0.5
-"""Time that a line is held back for earlier lines of other pods."""
+_HOLD_SECONDS: Final = 0.5  # time that a line is held back for earlier lines of other pods
 _LOOK_SECONDS: Final = 2.0
 _AGAIN_SECONDS: Final = 1.0
 _TICK_SECONDS: Final = 0.1

@@ -29,17 +29,11 @@ _STYLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows under one label.
+    """Rows under one label."""
 
-    Attributes:
-        label: at most ten letters.
-        rows: cells; all rows have the same length.
-        heads: column headings; empty for none.
-    """
-
-    label: str
-    rows: tuple[tuple[str, ...], ...]
-    heads: tuple[str, ...] = ()
+    label: str  # at most ten letters
+    rows: tuple[tuple[str, ...], ...]  # cells; all rows have the same length
+    heads: tuple[str, ...] = ()  # column headings; empty for none
 
 
 def plain_lines(job: Job, now: Time) -> Iterator[str]:

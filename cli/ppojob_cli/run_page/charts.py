@@ -58,8 +58,7 @@ _STAGES: Final = 7
 _STAGE_BINS: Final = 80
 _TICKS: Final = 4
 
-Point = tuple[int, float]
-"""Step and value."""
+Point = tuple[int, float]  # step and value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,54 +73,38 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line, or an area.
-
-    Attributes:
-        style: number of its colour.
-        path: `points` of an SVG polyline or polygon.
-        data: `step value` pairs for tooltips, in the order of the path.
-    """
+    """A line, or an area."""
 
     label: str
-    style: int
-    path: str
-    data: str
+    style: int  # number of its colour
+    path: str  # `points` of an SVG polyline or polygon
+    data: str  # `step value` pairs for tooltips, in the order of the path
     last: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of one metric over the steps, with a curve per run.
-
-    Attributes:
-        meaning: of the metric.
-        marks: number of a run, and a path with a line at each of its marks.
-        run: number of the run whose stages are drawn as areas; None for curves.
-    """
+    """A chart of one metric over the steps, with a curve per run."""
 
     title: str
     name: str
-    meaning: str
+    meaning: str  # of the metric
     steps: Axis
     values: Axis
     curves: Sequence[Curve]
-    marks: Sequence[tuple[int, str]]
-    run: int | None = None
+    marks: Sequence[tuple[int, str]]  # number of a run, and a path with a line at each of its marks
+    run: int | None = None  # number of the run whose stages are drawn as areas; None for curves
 
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """All charts of a page.
-
-    Attributes:
-        others: other metrics, grouped by the part of their names before the first slash.
-        left_out: number of metrics without a chart.
-    """
+    """All charts of a page."""
 
     headlines: Sequence[Chart]
     stages: Sequence[Chart]
+    # Other metrics, grouped by the part of their names before the first slash.
     others: Sequence[tuple[str, Sequence[Chart]]]
-    left_out: int
+    left_out: int  # number of metrics without a chart
 
 
 def draw_charts(runs: Sequence[PageRun]) -> Charts:

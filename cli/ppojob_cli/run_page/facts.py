@@ -41,23 +41,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """One run of a page.
+    """One run of a page."""
 
-    Attributes:
-        label: unique on the page.
-        facts: properties of the run, as pairs of a name and its lines.
-        settings: fields of the job with a value, as text by path.
-        config: the fields as YAML; empty if they cannot be read.
-        marks: the last restarts and rewinds, in order.
-    """
-
-    label: str
+    label: str  # unique on the page
     folder: Path
     state: RunState
+    # Properties of the run, as pairs of a name and its lines.
     facts: Sequence[tuple[str, Sequence[str]]]
-    settings: Mapping[str, str]
-    config: str
-    marks: Sequence[Mark]
+    settings: Mapping[str, str]  # fields of the job with a value, as text by path
+    config: str  # the fields as YAML; empty if they cannot be read
+    marks: Sequence[Mark]  # the last restarts and rewinds, in order
 
 
 def read_runs(folders: Sequence[Path]) -> list[PageRun]:

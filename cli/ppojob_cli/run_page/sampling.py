@@ -30,18 +30,12 @@ _KINDS: Final = ("best", "worst", "random")
 
 @dataclass(frozen=True, slots=True)
 class SampledResponse:
-    """A response as text for HTML.
+    """A response as text for HTML."""
 
-    Attributes:
-        kind: `best`, `worst` or `random`.
-        place: the number of its row, its number of tokens, and whether it is from the data.
-        parts: further values of the reward functions, as pairs.
-    """
-
-    kind: str
-    place: str
+    kind: str  # `best`, `worst` or `random`
+    place: str  # the number of its row, its number of tokens, and whether it is from the data
     score: str
-    parts: Sequence[tuple[str, str]]
+    parts: Sequence[tuple[str, str]]  # further values of the reward functions, as pairs
     prompt: str
     response: str
     truth: str

@@ -22,8 +22,7 @@ _MERGED_ALONE: Final = re.compile(
 )
 """What the names of models have whose adapters vLLM gets merged: of mixtures, of layers that
 keep a state or differ, and of two classes that take none."""
-_OWN: Final = "experts", "weightDecomposed"
-"""Fields of adapters that vLLM gets merged too."""
+_OWN: Final = "experts", "weightDecomposed"  # fields of adapters that vLLM gets merged too
 _OF_MEGATRON: Final = {
     "linear_q": "q_proj",
     "linear_k": "k_proj",

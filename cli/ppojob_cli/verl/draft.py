@@ -198,16 +198,12 @@ class Written:
 
 @dataclass(slots=True)
 class Draft:
-    """The fields of a job by path.
-
-    Attributes:
-        outcomes: By key as typed.
-        problems: Problems of the job in its current state.
-    """
+    """The fields of a job by path."""
 
     verl: Verl
     fields: dict[str, Written] = field(default_factory=dict)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by key as typed
+    # Problems of the job in its current state.
     problems: list[Problem] = field(default_factory=list)
 
     def word(self, path: str, key: str) -> Any:

@@ -39,8 +39,7 @@ class Key:
     default: JsonValue
     how: str
     remark: str
-    row: Row
-    """What `foreign_names` says of it."""
+    row: Row  # what `foreign_names` says of it
 
     @property
     def changes_numbers(self) -> bool:

@@ -3,8 +3,7 @@
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl.trainers import OF_SEARCH_R1, SEARCH_R1_FORMAT
 
-_CHARACTERS = 4
-"""Of a token, about, in English."""
+_CHARACTERS = 4  # of a token, about, in English
 
 
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -41,23 +41,16 @@ class Given:
     """A given value, and its place."""
 
     value: JsonValue
-    where: str
-    """`run.sh:12`, or empty for the command line."""
+    where: str  # `run.sh:12`, or empty for the command line
 
 
 @dataclass(slots=True)
 class Settings:
-    """All given settings.
+    """All given settings."""
 
-    Attributes:
-        given: By full key, in order.
-        problems: Arguments that are not settings.
-        trainer: The trainer that a script calls, if known.
-    """
-
-    given: dict[str, Given]
-    problems: list[Problem]
-    trainer: Trainer | None = None
+    given: dict[str, Given]  # by full key, in order
+    problems: list[Problem]  # arguments that are not settings
+    trainer: Trainer | None = None  # the trainer that a script calls, if known
 
     def add(self, others: "Settings") -> None:
         """Add further settings, which override these."""

@@ -44,14 +44,11 @@ class Launch:
 
 @dataclass(slots=True)
 class Script:
-    """What was read.
+    """What was read."""
 
-    Attributes:
-        launches: Calls of main_ppo, in the order of the script.
-        undecided: Lines of conditions that were not decided around further calls.
-    """
-
+    # Calls of main_ppo, in the order of the script.
     launches: list[Launch] = field(default_factory=list)
+    # Lines of conditions that were not decided around further calls.
     undecided: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -238,9 +235,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    condition: Node | None
-    """None: else."""
-
+    condition: Node | None  # None: else
     body: list[Node]
 
 

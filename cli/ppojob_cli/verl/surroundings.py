@@ -16,8 +16,7 @@ from ppojob_trainer.rollout.engine_arguments import check_arguments
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OWN_GPUS = f"{_ROLLOUT}.n_gpus_per_node"
 _TURNS = f"{_ROLLOUT}.multi_turn"
-_JUDGE_SECONDS: Final = 1_800.0
-"""Of a call: verl waits without end, and an answer may be long."""
+_JUDGE_SECONDS: Final = 1_800.0  # of a call: verl waits without end, and an answer may be long
 _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo", "ttrl")
 
 

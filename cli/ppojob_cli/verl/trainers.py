@@ -18,19 +18,13 @@ _RAY_PPO: Final[Mapping[str, JsonValue]] = {"trainer.use_v1": False}
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A main module.
+    """A main module."""
 
-    Attributes:
-        modules: Its names in scripts; empty if they are those of main_ppo.
-        defaults: Defaults that differ from main_ppo's; `${KEY}` is the value of another key.
-        names: Its own names for keys of main_ppo.
-        unread: Keys that it ignores, unlike main_ppo.
-    """
-
-    modules: str
+    modules: str  # its names in scripts; empty if they are those of main_ppo
+    # Defaults that differ from main_ppo's; `${KEY}` is the value of another key.
     defaults: Mapping[str, JsonValue] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)  # its own names for keys of main_ppo
+    unread: frozenset[str] = frozenset()  # keys that it ignores, unlike main_ppo
 
 
 MAIN_PPO: Final = Trainer(r"(?:.*[./])?trainer[./]main_ppo(?:_sync)?(?:\.py)?|main_ppo(?:\.py)?")
