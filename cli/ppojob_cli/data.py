@@ -9,6 +9,7 @@ import click
 
 from ppojob_api.problem import counted
 from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.options import FOLDER
 
 if TYPE_CHECKING:
     from ppojob_trainer.data.generate import Task
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
 _output = click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Output folder for train.parquet, test.parquet, or both.",
 )
-_seed = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of items and order."
-)
+_seed = click.option("--seed", default=0, type=click.IntRange(0), help="Seed of items and order.")
 
 
 Option = Callable[[Callable[..., None]], Callable[..., None]]
@@ -34,7 +33,6 @@ def _rows(default: int | None) -> Option:
     return click.option(
         "--rows",
         default=default,
-        show_default=default is not None,
         type=click.IntRange(1),
         help="Training rows." if default else "Largest number of training rows; default: all.",
     )
@@ -45,7 +43,6 @@ def _validation_rows(default: int) -> Option:
         "--validation-rows",
         "held_out",
         default=default,
-        show_default=True,
         type=click.IntRange(1),
         help="Held-out rows, none of them among the training rows.",
     )
@@ -54,9 +51,7 @@ def _validation_rows(default: int) -> Option:
 def _prompt_form(forms: list[str], text: str) -> Option:
     """Make the option that chooses between forms of prompts; the first is the default."""
     kind = click.Choice(forms)
-    return click.option(
-        "--prompt-form", "form", default=forms[0], show_default=True, type=kind, help=text
-    )
+    return click.option("--prompt-form", "form", default=forms[0], type=kind, help=text)
 
 
 def _input(text: str, **settings: bool) -> Option:
@@ -65,7 +60,7 @@ def _input(text: str, **settings: bool) -> Option:
 
 
 def _data_source(default: str, text: str) -> Option:
-    return click.option("--data-source", default=default, show_default=True, help=text)
+    return click.option("--data-source", default=default, help=text)
 
 
 _folder_of_splits = _input(
@@ -87,7 +82,6 @@ def data() -> None:
 @click.option(
     "--digits",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 9),
     help="Digits of each number; with more than one, 10,000 rows by default.",
 )
@@ -108,13 +102,12 @@ def addition(output: Path, **options: Any) -> None:
     "--operands",
     nargs=2,
     default=(3, 4),
-    show_default=True,
     type=click.IntRange(2, 8),
     metavar="MIN MAX",
     help="How many numbers an item has.",
 )
-@click.option("--max-number", default=100, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--max-target", default=100, show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--max-number", default=100, type=click.IntRange(1, 10_000))
+@click.option("--max-target", default=100, type=click.IntRange(1, 100_000))
 def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
     """Reach a target with given numbers (TinyZero).
 
@@ -140,7 +133,7 @@ def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
     "calls of the tool calculator, in the format hermes: those trained on with two or one, those "
     "held out with one.",
 )
-@click.option("--digits", default=2, show_default=True, type=click.IntRange(1, 12))
+@click.option("--digits", default=2, type=click.IntRange(1, 12))
 def multiply(output: Path, **options: Any) -> None:
     """Products of two numbers (TinyZero)."""
     from ppojob_trainer.data import generate
@@ -151,11 +144,7 @@ def multiply(output: Path, **options: Any) -> None:
 @data.command()
 @_output
 @click.option(
-    "--facts",
-    default=5_000,
-    show_default=True,
-    type=click.IntRange(2),
-    help="Documents of the corpus, a fact each.",
+    "--facts", default=5_000, type=click.IntRange(2), help="Documents of the corpus, a fact each."
 )
 @_rows(None)
 @_validation_rows(500)
@@ -260,16 +249,12 @@ def aime(output: Path, source: Path, data_source: str) -> None:
 @data.command()
 @click.argument("source", metavar="FOLDER|HUB_ID")
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder for what is fetched from the hub.",
+    "--output", type=FOLDER, metavar="DIR", help="Folder for what is fetched from the hub."
 )
 @click.option(
     "--files",
     "pattern",
     default="*",
-    show_default=True,
     metavar="PATTERN",
     help="Which files of the repository: data/train-*.",
 )

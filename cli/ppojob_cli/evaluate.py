@@ -13,6 +13,7 @@ from ppojob_api.problem import counted, printable, shown
 from ppojob_api.run_layout import JOB_FILE
 from ppojob_api.v1alpha1.rollout import RewardSource, RewardSpec, SandboxSpec
 from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.options import FILE, FOLDER
 from ppojob_cli.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Rewards:
 @click.argument("rows", metavar="ROWS", type=click.Path(path_type=Path))
 @click.option(
     "--job",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Manifest with the spec.rewards and spec.sandbox to use; default: that of the run of "
     "ROWS, else the built-in reward function of each row's data source.",
@@ -54,13 +55,12 @@ class Rewards:
 @click.option(
     "--processes",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 1_024),
     help="Child processes that score in parallel.",
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Folder for the numbers (evaluation.jsonl) and the scored rows (scored.parquet).",
 )

@@ -9,27 +9,18 @@ import click
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.options import FOLDER
 
 _STEP = re.compile(r"[0-9]+")
 _POINTERS = ("latest", "best")
 
 
 @click.command("export")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", metavar="RUN", type=FOLDER)
 @click.option(
-    "--checkpoint",
-    default="latest",
-    show_default=True,
-    metavar="latest|best|STEP",
-    help="Which checkpoint.",
+    "--checkpoint", default="latest", metavar="latest|best|STEP", help="Which checkpoint."
 )
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Output folder.",
-)
+@click.option("--output", required=True, type=FOLDER, metavar="DIR", help="Output folder.")
 @click.option("--adapters", is_flag=True, help="Only the LoRA adapters, in PEFT's form.")
 @click.option("--critic", is_flag=True, help="The critic that the job has trained, not the policy.")
 def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: bool) -> None:

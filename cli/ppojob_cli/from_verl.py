@@ -14,6 +14,7 @@ from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
 from ppojob_api.well_known import KIND
 from ppojob_cli.input_error import InputError
+from ppojob_cli.options import FILE
 from ppojob_cli.verl import trainers, unread
 from ppojob_cli.verl.conversions import convert
 from ppojob_cli.verl.draft import Draft, Fate
@@ -45,9 +46,7 @@ Comment = Callable[[str], Iterable[str]]
     type=click.Choice(["tinyzero"]),
     help="A fork of verl with other defaults. Search-R1's scripts are recognised by their keys.",
 )
-@click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Output file."
-)
+@click.option("--output", type=FILE, metavar="FILE", help="Output file.")
 @click.option("--verbose", is_flag=True, help="Report what became of every key.")
 @click.option("--plain", is_flag=True, help="No comments in the manifest.")
 def from_verl(

@@ -7,7 +7,8 @@ import click
 from pydantic import JsonValue
 
 from ppojob_api.run_layout import RESPONSES_FILE
-from ppojob_cli.overrides import Given, Override, set_option
+from ppojob_cli.options import FOLDER, MANIFEST, set_option
+from ppojob_cli.overrides import Given, Override
 from ppojob_cli.run import run_job
 from ppojob_trainer.errors import PPOJobError
 
@@ -19,10 +20,10 @@ _GENERATE_ONLY = (
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=MANIFEST)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help=f"Run folder, in which {RESPONSES_FILE} is written; default: generated/<name of the job>. "
     "The same command resumes.",
 )
@@ -34,7 +35,7 @@ _GENERATE_ONLY = (
 )
 @click.option(
     "--model",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Model folder in place of spec.model.path, such as an export of a run.",
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_cli.main import COMMANDS, main, uses_cluster
+from ppojob_cli.main import COMMANDS, HELP, main, uses_cluster
 
 WIDTH = 98
 
@@ -50,8 +50,7 @@ def page() -> str:
 
 
 def _sections(command: click.Command, name: str) -> Iterator[str]:
-    names = main.context_settings["help_option_names"]
-    context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=names)
+    context = click.Context(command, info_name=name, terminal_width=WIDTH, **HELP)
     yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for word in command.list_commands(context):

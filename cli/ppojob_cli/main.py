@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "metrics": ("ppojob_cli.cluster.metrics", "metrics"),
 }
 
+HELP: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "show_default": True}
 SECTIONS: Final = (
     ("Commands that run on this machine", False),
     ("Commands about a job on a cluster, also as kubectl ppojob", True),
@@ -121,7 +122,9 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> InputError:
     )
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(package_name="ppojob", prog_name="ppojob")
 @cluster_options
 def main(**of_cluster: str | None) -> None:

@@ -11,6 +11,7 @@ import click
 from ppojob_api.problem import printable, shown
 from ppojob_api.well_known import WEIGHTS_AGAIN
 from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.options import FOLDER
 
 DEMO: Final = "smollm2"
 HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
@@ -25,7 +26,7 @@ _NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
 @click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Output folder, for spec.model.path.",
 )

@@ -6,11 +6,10 @@ problems name the override.
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import click
 from pydantic import JsonValue
 
 from ppojob_api import manifest
@@ -24,8 +23,6 @@ from ppojob_api.problem import (
     shown,
 )
 from ppojob_api.shape import PathKey, dotted, within
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _FORM: Final = "PATH=VALUE, such as spec.seed=1 or spec.data.train[0].path=a.parquet"
 _PART: Final = re.compile(r"(?:^|(?!^)\.)(?P<key>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,6})\]")
@@ -53,17 +50,6 @@ class Override:
 
 
 Given = str | Override  # `PATH=VALUE` of `--set`, or a field that another option or command sets
-
-
-def set_option(command: Command) -> Command:
-    """Add the option `--set` to a command that reads manifests."""
-    return click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="PATH=VALUE",
-        help="Set a field of the manifest, such as spec.seed=1; VALUE is YAML. Repeatable.",
-    )(command)
 
 
 class Overrides:

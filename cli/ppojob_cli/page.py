@@ -7,6 +7,7 @@ import click
 
 from ppojob_api.problem import counted
 from ppojob_cli.input_error import InputError
+from ppojob_cli.options import FILE
 
 _COLOURS: Final = 8
 _MOST_STEPS: Final = 10
@@ -18,8 +19,7 @@ _MOST_STEPS: Final = 10
     "-o",
     "--output",
     default="page.html",
-    show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Output file; an existing one is replaced.",
 )
@@ -35,7 +35,6 @@ _MOST_STEPS: Final = 10
 @click.option(
     "--samples",
     default=2,
-    show_default=True,
     type=click.IntRange(1, 5),
     help="Responses per step: this many of the best, the worst and random ones.",
 )

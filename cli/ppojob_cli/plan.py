@@ -16,7 +16,7 @@ from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
 from ppojob_cli.input_error import input_errors
 from ppojob_cli.job_file import load_job
-from ppojob_cli.overrides import set_option
+from ppojob_cli.options import set_option
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import base_objects, key_templates, role_binding, stateful_sets
 from ppojob_operator.plan import cluster_problems

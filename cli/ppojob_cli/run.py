@@ -16,7 +16,8 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.job_file import load_job
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
-from ppojob_cli.overrides import Given, set_option
+from ppojob_cli.options import FOLDER, MANIFEST, set_option
+from ppojob_cli.overrides import Given
 from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.run_state import work_of
@@ -49,17 +50,17 @@ class Interrupts:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=MANIFEST)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Run folder; default: runs/<name of the job>. The same command resumes from its last "
     "checkpoint.",
 )
 @set_option
 @click.option(
     "--replay",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Run folder of an earlier run: train on its rows and scores again, step by step, without "
     "engine and reward functions (spec.rollout.replay).",
 )

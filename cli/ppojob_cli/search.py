@@ -9,25 +9,23 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.options import FOLDER
 from ppojob_cli.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from ppojob_trainer.retrieval.manifest import EncoderSettings
 
-_folder = click.Path(path_type=Path, file_okay=False)
-
 
 @click.command()
 @click.argument("corpus", metavar="CORPUS", type=click.Path(path_type=Path))
-@click.option("--output", required=True, type=_folder, metavar="DIR", help="Folder of the index.")
+@click.option("--output", required=True, type=FOLDER, metavar="DIR", help="Folder of the index.")
 @click.option(
     "--kind",
     default="bm25",
-    show_default=True,
     type=click.Choice(["bm25", "dense"]),
     help="bm25: by words; dense: by embeddings of an encoder.",
 )
-@click.option("--encoder", type=_folder, metavar="FOLDER", help="Sentence encoder; dense only.")
+@click.option("--encoder", type=FOLDER, metavar="FOLDER", help="Sentence encoder; dense only.")
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls"]),
@@ -72,25 +70,23 @@ def index(
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=_folder)
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@click.option("--port", default=8000, type=click.IntRange(0, 65_535))
 @click.option(
     "--address",
     default="127.0.0.1",
-    show_default=True,
     metavar="IP",
     help="Address to listen on, without authentication; by default only this machine.",
 )
 @click.option(
     "--topk",
     default=3,
-    show_default=True,
     type=click.IntRange(1, 1_000),
     help="Passages per query if a request has no topk.",
 )
 @click.option(
     "--encoder",
-    type=_folder,
+    type=FOLDER,
     metavar="FOLDER",
     help="Folder of a dense index's encoder, if it was moved.",
 )

@@ -11,7 +11,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.job_file import validate_file
-from ppojob_cli.overrides import set_option
+from ppojob_cli.options import set_option
 from ppojob_trainer.errors import PPOJobError
 
 

@@ -29,14 +29,12 @@ _SUPERVISOR_SECONDS: Final = 5.0
 @click.option(
     "--operator-namespace",
     default="ppojob-system",
-    show_default=True,
     metavar="NAMESPACE",
     help="Where the operator runs.",
 )
 @click.option(
     "--operator-name",
     default="ppojob-operator",
-    show_default=True,
     metavar="NAME",
     help="Full name of its release, which its Lease has.",
 )
