@@ -43,14 +43,9 @@ def _check(
     if form.answer is not None and not has_users:  # its own text separates the turns
         return errors, []
     if not chat.has_template:
-        no_template = Problem(
-            place,
-            shown(agent.format),
-            "the chat template formats answers of tools, and the model has none",
-            "spec.model.chatTemplate, or format search_r1",
-            ReasonCode.REQUIRED,
-        )
-        return [*errors, no_template], []
+        why = "the chat template formats answers of tools, and the model has none"
+        allowed, code = "spec.model.chatTemplate, or format search_r1", ReasonCode.REQUIRED
+        return [*errors, Problem(place, shown(agent.format), why, allowed, code)], []
     schemas = tool_schemas(agent)
     refusal = check_template(template, schemas, parallel=agent.max_parallel_calls, users=has_users)
     if refusal:
@@ -58,14 +53,12 @@ def _check(
     errors += _unseen(agent, template, sees)
     if not schemas or shows_tools(template, schemas):
         return errors, []
-    warning = Problem(
-        chat.template[1],
-        "a chat template that does not show tools",
+    got, code = "a chat template that does not show tools", ReasonCode.NO_EFFECT
+    why, allowed = (
         "the model gets no description of spec.agent.tools",
         "fine if the prompts describe them",
-        ReasonCode.NO_EFFECT,
     )
-    return errors, [warning]
+    return errors, [Problem(chat.template[1], got, why, allowed, code)]
 
 
 def _unseen(agent: AgentSpec, template: TurnTemplate, sees: bool) -> Iterator[Problem]:
@@ -75,27 +68,22 @@ def _unseen(agent: AgentSpec, template: TurnTemplate, sees: bool) -> Iterator[Pr
         why = "the chat template omits pictures of tools"
         if not sees:
             why = "the model takes no pictures, or a critic or reference not the same way"
-        yield Problem(
-            "spec.agent.tools",
+        template_for = "a template (spec.model.chatTemplate) for messages of tools with parts"
+        allowed, tools = (
+            f"models with the same pictures, and {template_for}",
             ", ".join(sorted(shows)),
-            why,
-            "models with the same pictures, and a template (spec.model.chatTemplate) for "
-            "messages of tools with parts",
-            ReasonCode.CONFLICT,
         )
+        yield Problem("spec.agent.tools", tools, why, allowed, ReasonCode.CONFLICT)
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
     """Warn that text prompts describe no tools; `place` is that of one, or empty."""
     agent = spec.agent
     if place and agent is not None and agent.tools and FORMATS[agent.format].answer is None:
-        yield Problem(
-            f"{place}:{spec.data.prompt_key}",
-            "a prompt that is text",
-            "no chat template describes spec.agent.tools to the model",
-            "chat messages, spec.data.textPrompts: user_message, or fine if it describes them",
-            ReasonCode.NO_EFFECT,
-        )
+        where, got = f"{place}:{spec.data.prompt_key}", "a prompt that is text"
+        why = "no chat template describes spec.agent.tools to the model"
+        allowed = "chat messages, spec.data.textPrompts: user_message, or fine if it describes them"
+        yield Problem(where, got, why, allowed, ReasonCode.NO_EFFECT)
 
 
 def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> Iterator[Problem]:
@@ -103,10 +91,6 @@ def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> Iterator[Prob
     known = {token.content for token in chat.added_tokens.values()}
     for token in FORMATS[name].stop_tokens:
         if token not in known:
-            yield Problem(
-                place,
-                shown(name),
-                f"its turns end with {token}, which the tokenizer does not have",
-                "the format that the model was trained with",
-                ReasonCode.CONFLICT,
-            )
+            why = f"its turns end with {token}, which the tokenizer does not have"
+            allowed = "the format that the model was trained with"
+            yield Problem(place, shown(name), why, allowed, ReasonCode.CONFLICT)

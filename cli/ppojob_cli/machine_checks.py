@@ -82,13 +82,11 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
     for role in roles:
         if role.device not in builds:
             ((built_for, release),) = builds.items()
-            yield Problem(
-                "vllm",
-                f"{release} for {built_for}",
-                f"spec.roles.{role.role} is on {role.device}",
-                f"that of requirements/{role.device}.txt: make setup ACCELERATOR={role.device}",
-                ReasonCode.CONFLICT,
+            got, why = f"{release} for {built_for}", f"spec.roles.{role.role} is on {role.device}"
+            allowed = (
+                f"that of requirements/{role.device}.txt: make setup ACCELERATOR={role.device}"
             )
+            yield Problem("vllm", got, why, allowed, ReasonCode.CONFLICT)
     if any(role.device == "cpu" for role in roles) and "cpu" in builds and not _loads(NUMA):
         why = "vLLM does not start on the CPU without it"
         yield Problem(NUMA, ABSENT, why, "apt-get install libnuma1", ReasonCode.REQUIRED)
@@ -98,13 +96,14 @@ def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Pr
     """Yield trackers whose library is not installed; `missing` has their packages."""
     for place, logger in enumerate(config.spec.loggers):
         if logger in missing:
-            yield Problem(
+            where, why = (
                 f"spec.loggers[{place}]",
-                shown(logger),
                 f"the package {missing[logger]} is not installed here",
-                f"pip install '.[{logger}]' in a clone of PPOJob, or a job without this logger",
-                ReasonCode.REQUIRED,
             )
+            allowed = (
+                f"pip install '.[{logger}]' in a clone of PPOJob, or a job without this logger"
+            )
+            yield Problem(where, shown(logger), why, allowed, ReasonCode.REQUIRED)
 
 
 def check_gpus(config: RunConfig) -> Iterator[Problem]:
@@ -119,14 +118,10 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
         listed = os.environ.get(contract.ENV_VISIBLE_GPUS)
         shows = f"{contract.ENV_VISIBLE_GPUS}={shown(listed)} shows"
         whose = "this machine has" if listed is None else shows
-        yield Problem(
-            "spec.roles",
-            "GPUs for " + ", ".join(f"{role} ({count})" for role, count in needed.items()),
-            f"{wanted} in all, and {whose} {there}",
-            "fewer, or gpusPerReplica: 0 for the CPU (ranksPerReplica and threadsPerRank share its "
-            "cores)",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        got = "GPUs for " + ", ".join(f"{role} ({count})" for role, count in needed.items())
+        why, of_cpu = f"{wanted} in all, and {whose} {there}", "ranksPerReplica and threadsPerRank"
+        allowed = f"fewer, or gpusPerReplica: 0 for the CPU ({of_cpu} share its cores)"
+        yield Problem("spec.roles", got, why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _check_memory(config: RunConfig) -> Iterator[Problem]:
@@ -140,14 +135,11 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
     needed, there = sum(held.values()), machine_bytes()
     if there is not None and needed > there:
         cache = "a smaller rollout.kvCacheGib, " if config.spec.rollout.kv_cache_gib else ""
-        yield Problem(
-            "spec.model.path",
-            f"models of {needed / GIB:.2f} GiB in training",
-            f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least: "
-            f"{in_gib(held)}",
-            f"{cache}{smaller_models(config.spec)}, or a machine with more memory",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        got = f"models of {needed / GIB:.2f} GiB in training"
+        why = f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least"
+        allowed = f"{cache}{smaller_models(config.spec)}, or a machine with more memory"
+        code = ReasonCode.OUT_OF_RANGE
+        yield Problem("spec.model.path", got, f"{why}: {in_gib(held)}", allowed, code)
 
 
 def _check_lifecycle(config: RunConfig) -> Iterator[Problem]:
@@ -172,13 +164,10 @@ def threads_warning(config: RunConfig) -> Iterator[Problem]:
         threads = role.world_size * each
         if threads > cores:
             fewer = cores // role.world_size
-            yield Problem(
-                f"spec.roles.{role.role}.threadsPerRank",
-                shown(each),
-                f"{role.world_size} x {each} = {threads} threads share {cores} cores",
-                f"quickest is {fewer}" if fewer else "quickest are fewer ranks",
-                ReasonCode.OUT_OF_RANGE,
-            )
+            where = f"spec.roles.{role.role}.threadsPerRank"
+            why = f"{role.world_size} x {each} = {threads} threads share {cores} cores"
+            allowed = f"quickest is {fewer}" if fewer else "quickest are fewer ranks"
+            yield Problem(where, shown(each), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _version(distribution: str) -> str | None:

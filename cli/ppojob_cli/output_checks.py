@@ -69,13 +69,8 @@ def volatile_warning(folder: Path) -> Iterator[Problem]:
     """Warn of a run folder in memory, which a restart of the machine would lose."""
     ground = _nearest_existing(folder)
     if _file_system(ground) in {"tmpfs", "ramfs"}:
-        yield Problem(
-            _WHERE,
-            str(folder),
-            "it is in memory: a restart of the machine loses the run",
-            "a folder on a disk",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = "it is in memory: a restart of the machine loses the run"
+        yield Problem(_WHERE, str(folder), why, "a folder on a disk", ReasonCode.OUT_OF_RANGE)
 
 
 def _written_over(config: RunConfig, folder: Path) -> str | None:
@@ -121,13 +116,9 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
     needed = trained * _CHECKPOINT_BYTES + parameters * export
     if needed > free:
         what = "a checkpoint and the export need" if export else "a checkpoint needs"
-        yield Problem(
-            _WHERE,
-            str(folder),
-            f"{free / _GIB:.2f} GiB are free at {ground}, and {what} {needed / _GIB:.2f} GiB",
-            "more free space, or a folder on another volume",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = f"{free / _GIB:.2f} GiB are free at {ground}, and {what} {needed / _GIB:.2f} GiB"
+        allowed = "more free space, or a folder on another volume"
+        yield Problem(_WHERE, str(folder), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _freed_at_start(root: Path) -> int:
@@ -172,14 +163,9 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
     owner = Identity(config.uid, config.trajectory_json(), bases=bases_of(config.spec))
     store = CheckpointStore(root, owner)
     if config.spec.checkpoint.resume == "never" and store.steps():
-        problem = Problem(
-            "spec.checkpoint.resume",
-            shown("never"),
-            f"{folder} holds the checkpoints of a run",
-            "auto to resume it, or another folder to start from the beginning",
-            ReasonCode.CONFLICT,
-        )
-        return [str(problem)]
+        where, why = "spec.checkpoint.resume", f"{folder} holds the checkpoints of a run"
+        allowed = "auto to resume it, or another folder to start from the beginning"
+        return [str(Problem(where, shown("never"), why, allowed, ReasonCode.CONFLICT))]
     made = _made_by(folder)
     if made is not None and made.uid != config.uid and store.steps():
         why = f"it holds the checkpoints of the job {made.namespace}/{made.name}"
@@ -201,25 +187,17 @@ def unsaved_steps_warning(folder: Path) -> Iterator[Problem]:
     events = _events(folder)
     lost = _steps_done(events) - (last_saved(events) or 0)
     if lost > 0:
-        yield Problem(
-            _WHERE,
-            str(folder),
-            f"{counted(lost, 'step')} without a checkpoint will be repeated",
-            "spec.checkpoint.every sets how many that may be",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = f"{counted(lost, 'step')} without a checkpoint will be repeated"
+        allowed = "spec.checkpoint.every sets how many that may be"
+        yield Problem(_WHERE, str(folder), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]:
     total = config.spec.steps.total
     if total is not None and step > total:
-        yield Problem(
-            "spec.steps.total",
-            shown(total),
-            f"the run in {folder} has done {step} steps, nothing is left to do",
-            f"at least {step}, or another run folder",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = f"the run in {folder} has done {step} steps, nothing is left to do"
+        allowed = f"at least {step}, or another run folder"
+        yield Problem("spec.steps.total", shown(total), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:

@@ -154,14 +154,10 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
         most = f"at most {limit - prompt}" if prompt < limit else "a smaller maxPromptTokens, too"
     if can_be_stretched(spec.model.path):
         most += ", or spec.model.ropeScaling"
+    got = shown(response if spec.algorithm.given else longest)
     needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
-    yield Problem(
-        where,
-        shown(response if spec.algorithm.given else longest),
-        f"{needed} is to fit, and the model was made for {limit}",
-        most,
-        ReasonCode.OUT_OF_RANGE,
-    )
+    why = f"{needed} is to fit, and the model was made for {limit}"
+    yield Problem(where, got, why, most, ReasonCode.OUT_OF_RANGE)
 
 
 def _teacher_context(spec: PPOJobSpec, where: str, reference: ModelReport) -> Iterator[Problem]:
@@ -170,14 +166,10 @@ def _teacher_context(spec: PPOJobSpec, where: str, reference: ModelReport) -> It
     limit = reference.context_tokens
     if prompt is None or limit is None or prompt + response <= limit:
         return
-    yield Problem(
-        "spec.data.maxTeacherPromptTokens",
-        shown(prompt),
-        f"maxResponseTokens {response} is to fit behind it, and the model of {where} was made for "
-        f"{limit} tokens",
-        f"at most {max(0, limit - response)}, or a model made for more",
-        ReasonCode.OUT_OF_RANGE,
-    )
+    why = f"maxResponseTokens {response} is to fit behind it, and the model of {where} was made for"
+    allowed = f"at most {max(0, limit - response)}, or a model made for more"
+    field, code = "spec.data.maxTeacherPromptTokens", ReasonCode.OUT_OF_RANGE
+    yield Problem(field, shown(prompt), f"{why} {limit} tokens", allowed, code)
 
 
 def _check_data(
@@ -243,14 +235,9 @@ def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found:
     rows = report.vocabulary
     largest = max((vocabulary or {}).values(), default=-1)
     if rows is not None and largest >= rows:
-        problem = Problem(
-            kinds.CRITIC.where,
-            f"an embedding of {rows} rows",
-            f"it reads the policy's token ids, which go up to {largest}",
-            "a model with the policy's tokenizer",
-            ModelReason.VOCABULARY,
-        )
-        found.add([problem])
+        got, allowed = f"an embedding of {rows} rows", "a model with the policy's tokenizer"
+        why = f"it reads the policy's token ids, which go up to {largest}"
+        found.add([Problem(kinds.CRITIC.where, got, why, allowed, ModelReason.VOCABULARY)])
 
 
 def _check_references(
@@ -293,14 +280,9 @@ def _check_reader(
     found.add(report.errors, report.warnings)
     longest, limit = spec.rollout.max_model_tokens, report.context_tokens
     if longest is not None and limit is not None and limit < longest:
-        problem = Problem(
-            kind.where,
-            f"a model made for {limit} tokens",
-            f"spec.rollout.maxModelTokens is {longest}",
-            "a model made for as many, or shorter rows",
-            ReasonCode.OUT_OF_RANGE,
-        )
-        found.add([problem])
+        got, why = f"a model made for {limit} tokens", f"spec.rollout.maxModelTokens is {longest}"
+        allowed = "a model made for as many, or shorter rows"
+        found.add([Problem(kind.where, got, why, allowed, ReasonCode.OUT_OF_RANGE)])
     return report
 
 
@@ -357,13 +339,12 @@ def _too_long_answers(judge: JudgeSpec, rewards: Sequence[RewardSpec]) -> Iterat
         if not is_judged or judge.max_tokens is None or not isinstance(answer_tokens, int | float):
             continue
         if answer_tokens >= judge.max_tokens:
-            yield Problem(
+            where, allowed = (
                 f"spec.rewards[{number}].arguments.max_tokens",
-                shown(answer_tokens),
-                f"with the prompt it is more than spec.judge.maxTokens {judge.max_tokens}",
                 "less, or a judge of more",
-                ReasonCode.OUT_OF_RANGE,
             )
+            why = f"with the prompt it is more than spec.judge.maxTokens {judge.max_tokens}"
+            yield Problem(where, shown(answer_tokens), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:

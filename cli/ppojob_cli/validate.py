@@ -14,6 +14,8 @@ from ppojob_cli.job_file import validate_file
 from ppojob_cli.options import set_option
 from ppojob_trainer.errors import PPOJobError
 
+_JUDGED = "so that only the manifest was judged"
+
 
 def _same_job(job: PPOJob, other: str) -> Problem:
     why = f"{other} describes the job {job.metadata.namespace}/{job.metadata.name} already"
@@ -91,27 +93,20 @@ def _not_mounted(job: PPOJob) -> Iterator[Problem]:
         for index, volume in enumerate(settings.volumes):
             used = any(f"{path}/".startswith(f"{volume.folder}/") for path in paths)
             if used and not os.path.isdir(volume.folder):
-                yield Problem(
-                    f"{where}.volumes[{index}].mountPath",
-                    shown(volume.mount_path),
-                    "there is no such folder on this machine, so that only the manifest was judged",
-                    "the same command where the volume is mounted",
-                    ReasonCode.UNREADABLE,
-                )
+                field, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
+                why = f"there is no such folder on this machine, {_JUDGED}"
+                allowed = "the same command where the volume is mounted"
+                yield Problem(field, got, why, allowed, ReasonCode.UNREADABLE)
     for where, role, source in job.spec.code_maps:
-        yield Problem(
-            where,
-            shown(source.name),
-            f"{role} pods alone read a ConfigMap, so that only the manifest was judged",
-            "fine; a file in source.path is judged here too",
-            ReasonCode.UNREADABLE,
-        )
+        why = f"{role} pods alone read a ConfigMap, {_JUDGED}"
+        allowed = "fine; a file in source.path is judged here too"
+        yield Problem(where, shown(source.name), why, allowed, ReasonCode.UNREADABLE)
 
 
 def _behind_urls(job: PPOJob) -> Iterator[Problem]:
     """Yield files that are downloaded only when the job runs."""
     for url, where in remote_files.urls(job.spec).items():
-        why = "its files are fetched when the job runs, so that only the manifest was judged"
+        why = f"its files are fetched when the job runs, {_JUDGED}"
         yield Problem(where, shown(url), why, "fine", ReasonCode.UNREADABLE)
 
 
