@@ -1,10 +1,11 @@
 """Compact formatting of numbers for people."""
 
 import itertools
-import math
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 BLOCKS: Final = tuple(chr(0x2581 + level) for level in range(8))
 """Lower one eighth block to full block."""
@@ -58,7 +59,7 @@ def sparkline(values: Sequence[float], width: int, blocks: Sequence[str] = BLOCK
     """
     if not values or width < 1:
         return ""
-    points = _averaged(values, width)
+    points = [sum(own) / len(own) for own in parts_of(values, width)]
     low, high = min(points), max(points)
     if not high > low:
         return blocks[len(blocks) // 2] * len(points)
@@ -66,9 +67,8 @@ def sparkline(values: Sequence[float], width: int, blocks: Sequence[str] = BLOCK
     return "".join(blocks[round((point - low) / (high - low) * levels)] for point in points)
 
 
-def _averaged(values: Sequence[float], width: int) -> list[float]:
-    if len(values) <= width:
-        return list(values)
-    bounds = [math.floor(index * len(values) / width) for index in range(width + 1)]
-    runs = [values[first:last] for first, last in itertools.pairwise(bounds)]
-    return [sum(run) / len(run) for run in runs]
+def parts_of(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Split items, of which there are some, into at most so many parts of about equal size."""
+    count = min(most, len(items))
+    bounds = itertools.pairwise(part * len(items) // count for part in range(count + 1))
+    return [items[first:last] for first, last in bounds]

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ppojob_cli.figures import parts_of
 from ppojob_cli.run_page.facts import PageRun
 from ppojob_cli.run_state import StepRecord
-from ppojob_trainer.metrics.names import Metric, find
+from ppojob_trainer.metrics.names import find
 
 WIDTH: Final = 840
 HEIGHT: Final = 340
@@ -59,6 +61,7 @@ _STAGE_BINS: Final = 80
 _TICKS: Final = 4
 
 Point = tuple[int, float]  # step and value
+Place = tuple[int, int]  # coordinates of a point
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +112,17 @@ class Charts:
 
 def draw_charts(runs: Sequence[PageRun]) -> Charts:
     """Draw the metrics of runs."""
-    names = sorted({name for run in runs for record in run.state.records for name in record.values})
-    titles = {name: title for title, name in _headlines(names)}
+    records = [record for run in runs for record in run.state.records]
+    names = sorted({name for record in records for name in record.values})
+    titles = dict(_headlines(names))
     others = [name for name in names if name not in titles]
     drawn = others[: min(_MOST_CHARTS, _MOST_CURVES // len(runs))]
-    first, last = _span(runs)
-    steps = axis([first, max(last, first + 1)], LEFT, RIGHT, whole=True)
-    head = _points_each(_HEADLINE_POINTS, len(titles) * len(runs))
-    rest = _points_each(_OTHER_POINTS, len(drawn) * len(runs))
+    reached = {record.step for record in records} or {0}
+    steps = axis([min(reached), max(*reached, min(reached) + 1)], LEFT, RIGHT, whole=True)
+    head, rest = (
+        max(2, min(_MOST_OF_A_CURVE, points // max(1, len(metrics) * len(runs))))
+        for points, metrics in ((_HEADLINE_POINTS, titles), (_OTHER_POINTS, drawn))
+    )
     groups = itertools.groupby(drawn, key=lambda name: name.partition("/")[0])
     return Charts(
         headlines=[_chart(title, name, runs, steps, head) for name, title in titles.items()],
@@ -132,19 +138,11 @@ def draw_charts(runs: Sequence[PageRun]) -> Charts:
 
 
 def _headlines(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    rows = [(find(name), name) for name in names]
+    """Yield the metrics of the first charts, with their titles."""
+    rows = [(row.name, name) for name in names if (row := find(name)) is not None]
     for title, wanted in HEADLINES:
-        own = [name for row, name in rows if row is not None and row.name == wanted]
-        yield from ((title, name) for name in own[:_MOST_OF_A_TITLE])
-
-
-def _span(runs: Sequence[PageRun]) -> tuple[int, int]:
-    steps = [record.step for run in runs for record in run.state.records] or [0]
-    return min(steps), max(steps)
-
-
-def _points_each(budget: int, curves: int) -> int:
-    return max(2, min(_MOST_OF_A_CURVE, budget // max(1, curves)))
+        own = [name for row, name in rows if row == wanted]
+        yield from ((name, title) for name in own[:_MOST_OF_A_TITLE])
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
@@ -154,94 +152,73 @@ def thinned(points: Sequence[Point], limit: int) -> list[Point]:
     """
     if len(points) <= limit:
         return list(points)
-    parts = max(1, limit // 2)
     kept: list[Point] = []
-    for part in range(parts):
-        own = points[part * len(points) // parts : (part + 1) * len(points) // parts]
-        extremes = {
-            min(own, key=lambda point: point[1]),
-            max(own, key=lambda point: point[1]),
-        }
-        kept += sorted(extremes)
+    for own in parts_of(points, max(1, limit // 2)):
+        kept += sorted({f(own, key=lambda point: point[1]) for f in (min, max)})
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def _chart(title: str, name: str, runs: Sequence[PageRun], steps: Axis, limit: int) -> Chart:
-    series = [_points(run.state.records, name) for run in runs]
-    values = axis([value for points in series for _, value in points], BOTTOM, TOP)
-    row = find(name)
-    return Chart(
-        title=title,
-        name=name,
-        meaning="" if row is None else _meaning(row),
-        steps=steps,
-        values=values,
-        curves=[
-            _curve(run.label, index, thinned(points, limit), steps, values)
-            for index, (run, points) in enumerate(zip(runs, series, strict=True))
-            if points
-        ],
-        marks=[] if title == name else _marks(runs, steps),
-    )
-
-
-def _meaning(row: Metric) -> str:
-    return row.meaning if row.unit in {"-", "1"} else f"{row.meaning}, in {row.unit}"
-
-
-def _points(records: Sequence[StepRecord], name: str) -> list[Point]:
-    return [(record.step, record.values[name]) for record in records if name in record.values]
-
-
-def _curve(label: str, style: int, points: Sequence[Point], steps: Axis, values: Axis) -> Curve:
-    places = [(steps.place(step), values.place(value)) for step, value in points]
-    return Curve(label, style, _path(places), _data(points), places[-1])
-
-
-def _path(places: Sequence[tuple[int, int]]) -> str:
-    return " ".join(f"{x},{y}" for x, y in places)
-
-
-def _data(points: Sequence[Point]) -> str:
-    return " ".join(f"{step} {value:.4g}" for step, value in points)
-
-
-def _marks(runs: Sequence[PageRun], steps: Axis) -> list[tuple[int, str]]:
-    places = [sorted({steps.place(mark.step) for mark in run.marks}) for run in runs]
-    return [
-        (index, "".join(f"M{place} {TOP}V{BOTTOM}" for place in own))
-        for index, own in enumerate(places)
-        if own
+    series = [
+        [(one.step, one.values[name]) for one in run.state.records if name in one.values]
+        for run in runs
     ]
+    values = axis([value for points in series for _, value in points], BOTTOM, TOP)
+    curves = []
+    for index, (run, whole) in enumerate(zip(runs, series, strict=True)):
+        if points := thinned(whole, limit):
+            line = [(steps.place(step), values.place(value)) for step, value in points]
+            curves.append(_curve(run.label, index, points, line))
+    row, marks = find(name), list[tuple[int, str]]()
+    if title != name:
+        for index, run in enumerate(runs):
+            places = sorted({steps.place(mark.step) for mark in run.marks})
+            marks += (
+                [(index, "".join(f"M{one} {TOP}V{BOTTOM}" for one in places))] if places else []
+            )
+    unit = "" if row is None or row.unit in {"-", "1"} else f", in {row.unit}"
+    meaning = "" if row is None else f"{row.meaning}{unit}"
+    return Chart(title, name, meaning, steps, values, curves, marks)
+
+
+def _curve(
+    label: str,
+    style: int,
+    points: Sequence[Point],
+    line: Sequence[Place],
+    floor: Sequence[Place] = (),
+) -> Curve:
+    """Make a line, or with a floor the area between both."""
+    path = " ".join(f"{x},{y}" for x, y in (*line, *reversed(floor)))
+    data = " ".join(f"{step} {value:.4g}" for step, value in points)
+    return Curve(label, style, path, data, line[-1])
 
 
 def _stage_chart(index: int, runs: Sequence[PageRun], steps: Axis) -> Chart:
     """Draw the seconds of each stage as stacked areas; neighbouring steps are averaged."""
     records = runs[index].state.steps
-    parts = min(_STAGE_BINS, len(records))
-    bins = [
-        records[part * len(records) // parts : (part + 1) * len(records) // parts]
-        for part in range(parts)
-    ]
-    totals: dict[str, float] = {}
+    bins = parts_of(records, _STAGE_BINS)
+    totals = Counter[str]()
     for record in records:
-        for stage, seconds in record.stage_seconds:
-            totals[stage] = totals.get(stage, 0.0) + seconds
-    order = sorted(totals, key=lambda stage: -totals[stage])
+        totals.update(dict(record.stage_seconds))  # type: ignore[arg-type]  # floats, too
+    order = [stage for stage, _ in totals.most_common()]
     layers = [(stage, [stage]) for stage in order[:_STAGES]]
     if order[_STAGES:]:
         layers.append(("others", order[_STAGES:]))
-    at = [own[-1].step for own in bins]
     heights = [[_mean_seconds(own, stages) for own in bins] for _, stages in layers]
-    tops = list(itertools.accumulate(heights, _sum_of))
-    values = axis([0.0, *(tops[-1] if tops else [])], BOTTOM, TOP)
-    floors = [[0.0] * parts, *tops]
-    curves = [
-        _area(stage, style, list(zip(at, own, strict=True)), floor, top, steps, values)
-        for style, ((stage, _), own, floor, top) in enumerate(
-            zip(layers, heights, floors, tops, strict=False)
-        )
+    tops = [[0.0] * len(bins)]
+    for own in heights:
+        tops.append([below + height for below, height in zip(tops[-1], own, strict=True)])
+    values, curves = axis([0.0, *tops[-1]], BOTTOM, TOP), []
+    lines = [
+        [(steps.place(own[-1].step), values.place(top)) for own, top in zip(bins, one, strict=True)]
+        for one in tops
     ]
+    if len(bins) == 1:  # one step: a column instead of an area
+        lines = [[(LEFT, line[0][1]), *line] for line in lines]
+    for style, (stage, _) in enumerate(layers):
+        points = [(own[-1].step, height) for own, height in zip(bins, heights[style], strict=True)]
+        curves.append(_curve(stage, style, points, lines[style + 1], lines[style]))
     of = f": {runs[index].label}" if len(runs) > 1 else ""
     meaning = "seconds of each stage, the largest at the bottom"
     name = "timing_s/<stage>"
@@ -253,26 +230,6 @@ def _mean_seconds(records: Sequence[StepRecord], stages: Sequence[str]) -> float
         record.values.get(f"timing_s/{stage}", 0.0) for record in records for stage in stages
     )
     return sum(seconds) / len(records)
-
-
-def _sum_of(below: Sequence[float], above: Sequence[float]) -> list[float]:
-    return [one + other for one, other in zip(below, above, strict=True)]
-
-
-def _area(
-    label: str,
-    style: int,
-    points: Sequence[Point],
-    floor: Sequence[float],
-    top: Sequence[float],
-    steps: Axis,
-    values: Axis,
-) -> Curve:
-    upper = [(steps.place(s), values.place(y)) for (s, _), y in zip(points, top, strict=True)]
-    lower = [(steps.place(s), values.place(y)) for (s, _), y in zip(points, floor, strict=True)]
-    if len(upper) == 1:  # one step: a column instead of an area
-        upper, lower = [(LEFT, upper[0][1]), upper[0]], [(LEFT, lower[0][1]), lower[0]]
-    return Curve(label, style, _path([*upper, *reversed(lower)]), _data(points), upper[-1])
 
 
 def axis(values: Sequence[float], low_end: int, high_end: int, *, whole: bool = False) -> Axis:
