@@ -48,6 +48,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
 
 _NAMES: Final = ("name", "project")
 """Conversions of names, which tell themselves what of them was not read."""
+_LINK: Final = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _KEPT: Final = Outcome(Fate.SAME)
 _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 
@@ -124,6 +125,9 @@ def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
             return Outcome(Fate.IDLE, f"it says nothing where {row.other} is off")
         if any(job.outcomes.get(one, _KEPT).fate in _LEFT for one in verl.same(row.other)):
             return Outcome(Fate.IDLE, f"it belongs to {row.other}, which is left out")
+    if row.how == "only":
+        lost = Outcome(Fate.LOST, _LINK.sub(r"\1", row.remark))
+        return _KEPT if _is_default(row, verl.raw(typed)) else lost
     if row.how in CONVERSIONS:
         return Outcome(Fate.IDLE, "as the other settings are")
     if row.row.status == NOT_NEEDED or row.how == "nothing":

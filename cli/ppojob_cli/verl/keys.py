@@ -6,9 +6,10 @@ a key becomes, or that it is not needed or not yet there, stands in `foreign_nam
 models, and nowhere here.
 
 How: without a word the value is copied; `given`: verl's default is not; `positive`: only a number
-above 0; `speed`: it changes no number; `nothing`: there is nothing to be said here; `with KEY`: it
-means nothing where another key is off; `as KEY`: it is another name of that key; every other word
-is a function of `conversions`. Lines that begin with `>` are for the page alone.
+above 0; `only`: another value is left out, for the reason that the remark gives; `speed`: it
+changes no number; `nothing`: there is nothing to be said here; `with KEY`: it means nothing where
+another key is off; `as KEY`: it is another name of that key; every other word is a function of
+`conversions`. Lines that begin with `>` are for the page alone.
 """
 
 import difflib

@@ -7,7 +7,7 @@ folder where the trainer is called is `.`, so a job that is run there finds the 
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -341,25 +341,17 @@ def _unescaped(text: bytes) -> str:
 
 def _edited(value: str, operator: str, arguments: list[str]) -> str | None:
     """Evaluate `${x,,}`, `${x##*/}`, `${x%.sh}` or `${x/a/b}`; None if unsupported."""
-    argument = arguments[0] if arguments else ""
+    pattern, other = (*arguments, "", "")[:2]
+    ends, places = operator[:2], range(len(value) + 1)
     if operator in {",,", "^^"}:
         return value.lower() if operator == ",," else value.upper()
-    if operator.startswith("##") and argument.startswith("*"):
-        return value.rpartition(argument[1:])[2]
-    if operator.startswith("%%") and argument.endswith("*"):
-        return value.partition(argument[:-1])[0]
-    if operator.startswith("#") and argument == "*/":
-        return value.partition("/")[2]
-    if operator.startswith("%") and argument == "/*":
-        return value.rpartition("/")[0]
-    if re.search(r"[*?]|\[(?!.\])", argument):
-        return None
-    argument = re.sub(r"\[(.)\]", r"\1", argument)
-    if operator.startswith("#"):
-        return value.removeprefix(argument)
-    if operator.startswith("%"):
-        return value.removesuffix(argument)
-    if operator.startswith("/"):
-        count = -1 if operator.startswith("//") else 1
-        return value.replace(argument, arguments[1] if len(arguments) > 1 else "", count)
+    if ends.startswith("#"):
+        cuts = [value[end:] for end in places if fnmatchcase(value[:end], pattern)]
+        return (cuts or [value])[-1 if ends == "##" else 0]
+    if ends.startswith("%"):
+        cuts = [value[:start] for start in places if fnmatchcase(value[start:], pattern)]
+        return (cuts or [value])[0 if ends == "%%" else -1]
+    if ends.startswith("/"):
+        form = translate(pattern).removesuffix(r"\Z")
+        return re.sub(form, lambda _: other, value, count=0 if ends == "//" else 1)
     return None

@@ -54,16 +54,6 @@ def _files(value: Any) -> list[dict[str, str]]:
     return [{"path": str(path)} for path in listed(value) if path is not None]
 
 
-def own_code(verl: Verl, job: Draft) -> None:
-    """Convert custom datasets and samplers."""
-    if verl.is_given("data.custom_cls.path"):
-        why = "a Python file makes rows as an item of spec.data.train"
-        job.leave_out(why, "data.custom_cls.path")
-    for name in verl.below("data.sampler"):
-        why = "a class there; a function in its place is spec.data.sampler"
-        job.leave_out(why, f"data.sampler.{name}")
-
-
 _SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3|ocr")
 """What the names of models that see pictures have."""
 
@@ -82,14 +72,6 @@ def pictures(verl: Verl, job: Draft) -> None:
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
     elif not verl[tower]:
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
-    for key, column in zip(keys[:2], ("images", "videos"), strict=True):
-        if key not in given:
-            continue
-        if verl[key] == column:
-            job.keep(key)
-        else:
-            kind = "pictures" if column == "images" else column
-            job.leave_out(f"{kind} are in the column {column}", key)
     if keys[2] not in given:
         return
     job.set("spec.data.audioKey", verl[keys[2]], keys[2])
@@ -131,12 +113,6 @@ def seed(verl: Verl, job: Draft) -> None:
         job.set("spec.seed", verl[given[0]], given[0])
 
 
-def sampling(verl: Verl, job: Draft) -> None:
-    """Convert sampling; training needs more than greedy responses."""
-    if not verl[f"{_ROLLOUT}.do_sample"]:
-        job.leave_out("greedy responses have nothing to be compared with", f"{_ROLLOUT}.do_sample")
-
-
 def validation_sampling(verl: Verl, job: Draft) -> None:
     """Convert validation sampling; with temperature 0 nothing else has an effect."""
     at = f"{_ROLLOUT}.val_kwargs"
@@ -157,21 +133,14 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
 
 def types_by_device(verl: Verl, job: Draft) -> None:
     """Convert data types; auto is bfloat16 on GPUs."""
-    actor = "actor_rollout_ref.actor"
-    engines = [f"{actor}.fsdp_config.dtype", f"{actor}.megatron.dtype"]
-    for path, of_field in (
-        ("spec.rollout.dtype", [f"{_ROLLOUT}.dtype"]),
-        ("spec.training.autocast", engines),
-    ):
-        others = []
-        for key in of_field:
-            is_auto = verl[key] in ("bfloat16", "bf16", "auto")
-            if is_auto and not (verl.is_given(key) and verl["trainer.device"] == "cpu"):
-                job.keep(key)
-            else:
-                others.append(key)
-        if others:
-            job.set(path, verl[others[-1]], *others)
+    engines = [f"actor_rollout_ref.actor.{one}.dtype" for one in ("fsdp_config", "megatron")]
+    is_cpu = verl["trainer.device"] == "cpu"
+    for path, names in ("rollout.dtype", [f"{_ROLLOUT}.dtype"]), ("training.autocast", engines):
+        is_auto = {key: verl[key] in ("bfloat16", "bf16", "auto") for key in names}
+        own = [key for key in names if not is_auto[key] or (is_cpu and verl.is_given(key))]
+        job.keep(*(key for key in names if key not in own))
+        if own:
+            job.set(f"spec.{path}", verl[own[-1]], *own)
 
 
 def engine_arguments(verl: Verl, job: Draft) -> None:
@@ -348,10 +317,10 @@ def rewards(verl: Verl, job: Draft) -> None:
     elif verl.trainer is trainers.ENTROPY:
         job.set("spec.rewards", [{"function": "math_verify"}], f"{managed}.name")
         job.note("the recipe's own grader of mathematics; math_verify is here", f"{managed}.name")
-    if verl[f"{managed}.source"] != "register":
-        job.leave_out("a reward function takes its place", f"{managed}.source")
-    elif verl[f"{managed}.name"] not in _MANAGERS:
-        job.leave_out("a reward function takes its place", f"{managed}.name")
+    is_own = verl[f"{managed}.source"] != "register"
+    if is_own or verl[f"{managed}.name"] not in _MANAGERS:
+        why = "a reward function takes its place"
+        job.leave_out(why, f"{managed}.{'source' if is_own else 'name'}")
 
 
 def _votes(verl: Verl, job: Draft, manager: str) -> None:
@@ -584,9 +553,3 @@ def examples(verl: Verl, job: Draft) -> None:
     keys = ("trainer.log_val_generations", "reward_model.num_examine")
     shown_samples = max(verl[key] for key in keys)
     job.set("spec.numExamine", max(0, shown_samples), *filter(verl.is_given, keys))
-
-
-def skipped_rollout(verl: Verl, job: Draft) -> None:
-    """Refuse rows of another run, which have another format."""
-    if verl["skip.rollout.enable"]:
-        job.leave_out("spec.rollout.replay reads rows of our runs", "skip.rollout.enable")

@@ -17,8 +17,8 @@ from ppojob_cli.verl.settings import of_overrides
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from-verl.md"
 DYNAMIC_SAMPLING = "spec.algorithm.dynamicSampling.promptsPerRound"
-PLAIN = {"", "given", "speed", "given speed", "positive", "nothing"}
-COPIED = PLAIN - {"nothing"}
+PLAIN = {"", "given", "speed", "given speed", "positive", "only", "nothing"}
+COPIED = PLAIN - {"only", "nothing"}
 
 NAMES = [name.replace(".*", ".some") for name in keys.rows()]
 UNKNOWN = st.sampled_from(["data.no_such_key", "trainer.other", "critic.model.nothing"])
