@@ -87,7 +87,6 @@ def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
 
 
 def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> Iterator[Problem]:
-    """Yield a problem for each stop token of a format that the tokenizer lacks."""
     known = {token.content for token in chat.added_tokens.values()}
     for token in FORMATS[name].stop_tokens:
         if token not in known:

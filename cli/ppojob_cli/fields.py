@@ -71,7 +71,6 @@ def _block(name: str, *texts: str) -> Iterator[str]:
 
 
 def _problem(given: str, keys: list[str]) -> Problem | None:
-    """Return the problem of a path, or None."""
     path: PathKey = ()
     for key in keys:
         path = (*path, key)

@@ -210,12 +210,10 @@ def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
 
 
 def _shown(value: JsonValue) -> str:
-    """Format a value with the sources of its unknown parts."""
     return shown(unread.told_in(value))
 
 
 def _problem(job: Draft, problem: Problem) -> str:
-    """Format a problem of validation, with the keys of its field."""
     origins = ", ".join(job.origins(problem.where))
     return f"{problem} (of {origins})" if origins else str(problem)
 

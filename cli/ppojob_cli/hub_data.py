@@ -65,7 +65,6 @@ def described(folder: Path) -> Iterator[str]:
 
 
 def _content(path: Path) -> str:
-    """Describe rows and columns, or the problem of the file."""
     opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         return f"not read: {opened.got}: {opened.why}"

@@ -111,7 +111,6 @@ class Addresses:
         self._taken.clear()
 
     def _busy_port(self, address: str) -> int | None:
-        """Return a port on which a pod could not listen, or None."""
         for port in self._ports:
             try:
                 socket.create_server((address, port)).close()
@@ -286,7 +285,6 @@ class LocalPods:
 
 
 def _started(variables: dict[str, str], log: int, group: int) -> Process:
-    """Start a supervisor without a fork server."""
     python, *arguments = contract.SUPERVISE_COMMAND
     assert python == "python"
     with stop_signal.sigterm_blocked():
@@ -322,7 +320,6 @@ def _environment_of_ranks(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shared_fork_servers() -> Path | None:
-    """Return the folder of shared fork servers, if they have a suitable environment."""
     folder = os.environ.get(contract.ENV_FORK_SERVER)
     with contextlib.suppress(OSError):  # it may be gone
         if folder and is_compatible(Path(folder), _environment_of_ranks(os.environ)):

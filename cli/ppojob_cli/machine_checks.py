@@ -143,7 +143,6 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_lifecycle(config: RunConfig) -> Iterator[Problem]:
-    """Yield settings that need an operator."""
     life, why = config.spec.lifecycle, "only an operator on a cluster does this"
     for name, value, allowed in (
         ("suspend", life.suspend or None, "false, and Ctrl-C to stop a run"),

@@ -99,7 +99,6 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
     path = Path(os.path.abspath(folder))
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
@@ -219,7 +218,6 @@ def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
 
 
 def _made_by(folder: Path) -> RunConfig | None:
-    """Return the job of the run in the folder, if it can be read."""
     job = validate_file(str(folder / JOB_FILE))
     return resolve(job) if isinstance(job, PPOJob) else None
 

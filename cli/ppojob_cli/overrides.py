@@ -114,7 +114,6 @@ def _path(text: str) -> PathKey | None:
 
 
 def _apply(tree: JsonValue, given: Override) -> Override | Problem:
-    """Set the value at its path, and create missing parts of the path."""
     origin: PathKey = ()
     place: Any = tree
     key: Any
@@ -137,7 +136,6 @@ def _apply(tree: JsonValue, given: Override) -> Override | Problem:
 
 
 def _unfit(place: JsonValue, key: str | int, given: Override, name: str) -> Problem | None:
-    """Return why a value has no such key, or None."""
     got, code = shown(given.value), ReasonCode.WRONG_TYPE
     if isinstance(key, str) and not isinstance(place, dict):
         why, allowed = f"{name} is {_kind(place)} and has no fields", "a field of an object"

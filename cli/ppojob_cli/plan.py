@@ -142,7 +142,6 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
 
 
 def _supervised(spec: PPOJobSpec) -> Iterator[str]:
-    """Describe demonstrations, and the weight of their loss over the steps."""
     if (own := spec.supervised) is None:
         return
     rows = counted(own.rows_per_step or 0, "demonstration")
@@ -159,7 +158,6 @@ def _supervised(spec: PPOJobSpec) -> Iterator[str]:
 
 
 def _teacher_prompts(spec: PPOJobSpec) -> Iterator[str]:
-    """Describe the reference's own prompts."""
     data, shown = spec.data, spec.algorithm.reprompt
     if data.max_teacher_prompt_tokens is None:
         return

@@ -141,7 +141,6 @@ def check_inputs(config: RunConfig) -> Preflight:
 
 
 def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
-    """Check that the longest rows fit the context of the model."""
     prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
     where, longest = "spec.rollout.maxModelTokens", spec.rollout.max_model_tokens
     if spec.algorithm.given:
@@ -287,7 +286,6 @@ def _check_reader(
 
 
 def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
-    """Check the reward model's folder and tokenizer."""
     report = check_model_folder(Path(spec.path), kinds.REWARD)
     found.add(report.errors, report.warnings)
     folder = Path(spec.tokenizer_path or spec.path)
@@ -308,7 +306,6 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
 
 
 def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
-    """Check the judge's folder, memory and chat template."""
     report = check_model_folder(Path(spec.path), kinds.JUDGE)
     found.add(report.errors, report.warnings)
     limit, longest = report.context_tokens, spec.max_tokens
@@ -362,7 +359,6 @@ def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:
 
 
 def _check_recording(spec: PPOJobSpec, found: Preflight) -> None:
-    """Check the run to replay."""
     replay = spec.rollout.replay
     if replay is None:
         return

@@ -148,7 +148,6 @@ def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupt
 
 
 def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -> Ending:
-    """Watch the job until its controller has ended."""
     is_stopping = False
     while True:
         if interrupts.count > 1:
@@ -176,7 +175,6 @@ def stopped_at_once(folder: Path) -> Ending:
 
 
 def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> Ending:
-    """Return how the job ended, from the exit status of its controller."""
     if exit_code in {contract.EXIT_DONE, contract.EXIT_INTERRUPTED}:
         return Ending(exit_code)
     if exit_code == contract.EXIT_INVALID:

@@ -82,7 +82,6 @@ def is_of_another_model(folder: Path, config: RunConfig) -> bool:
 
 
 def _model_at(config: RunConfig) -> str | None:
-    """Return the fingerprint of the model; None if it cannot be read."""
     try:
         return fingerprint(Path(config.spec.model.path))
     except (OSError, BadHeader):

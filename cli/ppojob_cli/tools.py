@@ -56,7 +56,6 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
 
 
 def _of_python(file: str, environment: str) -> list[dict[str, Any]]:
-    """Describe each function of a Python file, or each method of an environment."""
     from ppojob_trainer.tools.describe import read_tools
 
     with input_errors():
@@ -66,7 +65,6 @@ def _of_python(file: str, environment: str) -> list[dict[str, Any]]:
 
 
 def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any]:
-    """Describe an MCP server, its port and each of its tools."""
     from ppojob_trainer.tools.describe import read_server
     from ppojob_trainer.tools.wire import ServerCode
 

@@ -66,7 +66,6 @@ def _named(line: str, file: str | None) -> str:
 
 
 def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
-    """Return errors and warnings of one file and its inputs."""
     if isinstance(judged, list):
         return list(map(str, judged)), []
     elsewhere = [] if offline else [*_not_mounted(judged), *_behind_urls(judged)]
@@ -104,14 +103,12 @@ def _not_mounted(job: PPOJob) -> Iterator[Problem]:
 
 
 def _behind_urls(job: PPOJob) -> Iterator[Problem]:
-    """Yield files that are downloaded only when the job runs."""
     for url, where in remote_files.urls(job.spec).items():
         why = f"its files are fetched when the job runs, {_JUDGED}"
         yield Problem(where, shown(url), why, "fine", ReasonCode.UNREADABLE)
 
 
 def _missing(job: PPOJob) -> list[str]:
-    """Return unreadable URLs."""
     if not remote_files.urls(job.spec):
         return []
     from ppojob_trainer.remote_files import unreadable_urls  # fsspec, not in every installation
@@ -120,7 +117,6 @@ def _missing(job: PPOJob) -> list[str]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts within a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

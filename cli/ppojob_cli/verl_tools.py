@@ -57,8 +57,6 @@ def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
 
 
 class _Item:
-    """One item of such a file."""
-
     def __init__(self, where: str, item: Any, folder: Path) -> None:
         self._where = where
         self._item = item if isinstance(item, dict) else {}
@@ -111,7 +109,6 @@ class _Item:
         }
 
     def _source(self, name: str) -> dict[str, str]:
-        """Find the file of a class, `package.module.Class` or `FILE.py:Class`."""
         if ".py:" in name:
             file, _, kind = name.rpartition(":")
             places = [Path(file), self._folder / file]

@@ -142,7 +142,6 @@ class View(Closeable):
         self.write(summary_lines(summary, self._folder))
 
     def _sample_lines(self, record: StepRecord) -> Iterable[str]:
-        """Format the samples of a step and of the validation after it."""
         # Parquet takes half a second to load, which would delay the start of the pods.
         from ppojob_trainer.controller.samples import read_samples, sample_lines
 
@@ -179,7 +178,6 @@ class PlainView(View):
         self._show_rows()
 
     def _show_rows(self) -> None:
-        """Regularly show the progress of a long generation."""
         status, now = self.state.status, self.clock()
         if status.rows[1] and now - max(self._rows_shown, status.since) >= _ROWS_EVERY_SECONDS:
             self._rows_shown = now

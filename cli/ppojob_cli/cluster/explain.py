@@ -147,7 +147,6 @@ def _reports(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, 
 
 
 def _report(connection: ClusterConnection, pod: Pod) -> ControllerReport | None:
-    """Get the report of one supervisor; None if it gives no answer."""
     path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
     try:
         report = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))

@@ -185,14 +185,12 @@ def _found(reason: str, what: str, heading: str = "Found") -> Finding:
 
 
 def _of_condition(snapshot: Snapshot, name: ConditionType) -> Iterator[Finding]:
-    """Yield the reason and message of a condition."""
     found = condition(snapshot.job.status, name)
     if found is not None:
         yield _found(found.reason, found.message or found.reason, name)
 
 
 def _first(lines: Sequence[str]) -> str:
-    """Return the first line, and the number of further lines."""
     return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
 
 
@@ -368,7 +366,6 @@ def _deadline(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _seconds_left(snapshot: Snapshot) -> int | None:
-    """Return the controller's estimate of the remaining time."""
     training = snapshot.job.status.training
     return seconds_of(training.eta) if training is not None and training.eta else None
 

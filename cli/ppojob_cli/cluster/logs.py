@@ -116,7 +116,6 @@ def _seconds(text: str | None) -> int | None:
 
 
 def _pods(connection: ClusterConnection, job: Job, role: RoleName | None) -> list[Pod]:
-    """Return the pods of a role, or all, sorted by name."""
     pods = (pod for pod in pods_of(connection, job) if role in {None, pod.role})
     return sorted(pods, key=lambda pod: pod.name)
 

@@ -66,7 +66,6 @@ def _table(text: str) -> Iterator[str]:
 
 
 def _scraped(connection: ClusterConnection, name: str) -> str:
-    """Get the metrics page of the controller."""
     job, pod = find_job(connection, name), pod_name(name, "controller", 0)
     path = f"{POD.path(connection.namespace, pod)}:{contract.PORT_METRICS}/proxy/metrics"
     try:

@@ -72,7 +72,6 @@ def _visible(value: object) -> object:
 
 
 def _own(name: str) -> Markup:
-    """Read one of our files, which needs no escaping."""
     return Markup((_FOLDER / name).read_text("utf-8"))
 
 

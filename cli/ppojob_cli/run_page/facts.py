@@ -109,7 +109,6 @@ def _line(text: str) -> str:
 
 
 def _config(folder: Path) -> tuple[RunConfig | None, str]:
-    """Read the configuration of a run, or return the problem as a line."""
     try:
         return resolve(load_job(folder / JOB_FILE)), ""
     except PPOJobError as problem:

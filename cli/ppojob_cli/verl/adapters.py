@@ -111,7 +111,6 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
 
 
 def _names(value: Any) -> list[str]:
-    """Return a name, or a list of names, as a list."""
     return list(map(str, listed(value)))
 
 

@@ -150,7 +150,6 @@ def policy_loss(verl: Verl, job: Draft) -> None:
 
 
 def _policy_loss(verl: Verl, job: Draft) -> None:
-    """Convert the loss, its clip bounds and its aggregation."""
     mode, bypass = f"{_ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
     if verl[bypass]:
         job.set(f"{_LOSS}.type", "bypass", bypass)
@@ -215,12 +214,10 @@ def _teachers(verl: Verl) -> list[str]:
 
 
 def _source(teacher: str) -> str:
-    """Return the key with the data source of a teacher."""
     return teacher.removesuffix("model_path") + "key"
 
 
 def _learns_from_teacher(verl: Verl) -> bool:
-    """Return whether a teacher replaces the rewards."""
     is_on = verl[f"{_TEACHING}.enabled"] and _teachers(verl)
     return bool(is_on and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
 
@@ -273,7 +270,6 @@ def distillation(verl: Verl, job: Draft) -> None:
 
 
 def _references(verl: Verl, job: Draft, teachers: list[str]) -> None:
-    """Convert the models of the teachers, and the data sources of several ones."""
     column, sources = f"{_TEACHING}.teacher_key", [_source(teacher) for teacher in teachers]
     # No engine of theirs counts, nor of one teacher the data source: it is a reference.
     entries = tuple(teacher.removesuffix("model_path") for teacher in teachers)
@@ -296,7 +292,6 @@ def _references(verl: Verl, job: Draft, teachers: list[str]) -> None:
 
 
 def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
-    """Convert the limit of a token's loss."""
     limit = f"{_TEACHER_LOSS}.loss_max_clamp"
     if verl.is_given(limit) and verl[limit] is not None:
         if has_rewards:
@@ -306,7 +301,6 @@ def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
 
 
 def _teacher_pods(verl: Verl, job: Draft) -> None:
-    """Convert separate pods for the teacher."""
     role, nodes = "spec.roles.reference", f"{_TEACHING}.nnodes"
     gpus = f"{_TEACHING}.n_gpus_per_node"
     if verl[nodes]:

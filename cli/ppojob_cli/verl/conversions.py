@@ -73,7 +73,6 @@ def convert(settings: Settings) -> Draft:
 
 
 def _copy(verl: Verl, job: Draft, key: Key) -> None:
-    """Copy a value to its field, if the table says so."""
     is_given = verl.is_given(key.name)
     if key.row.status or key.name.endswith(".*"):
         return
@@ -149,7 +148,6 @@ def _switch_that_is_off(verl: Verl, typed: str) -> str | None:
 
 
 def _is_default(row: Key, value: object) -> bool:
-    """Return whether a value is verl's default, or switches something off."""
     if row.default is not None and value is not None:
         return value == row.default
     # Of a size of some parallelism 1 is none.

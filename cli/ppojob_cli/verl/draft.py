@@ -151,7 +151,6 @@ def listed(value: Any) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
@@ -289,7 +288,6 @@ class Draft:
                 return
 
     def _dropped(self, problem: Problem) -> bool:
-        """Drop the field of a problem; return whether that is possible."""
         written = self.fields.get(problem.where)
         code = problem.reason_code
         if written is None or code not in {ReasonCode.NO_EFFECT, ReasonCode.NOT_IN_THIS_VERSION}:

@@ -92,7 +92,6 @@ def _stable(verl: Verl, job: Draft, at: str, section: str) -> None:
 
 
 def _updates(verl: Verl, model: str) -> int:
-    """Return the optimizer steps per training step."""
     if verl.trainer is PRIME and model == "critic":
         part = mini_batch_prompts(verl) or verl[f"{_ACTOR}.ppo_mini_batch_size"]
         return int(-(-verl["data.train_batch_size"] // part))
@@ -104,7 +103,6 @@ def _updates(verl: Verl, model: str) -> int:
 
 
 def _models(verl: Verl) -> list[tuple[str, str]]:
-    """Yield each trained model, with the section of its optimizer."""
     critic = [("critic", "spec.critic.optimizer")] if verl.has_critic else []
     return [(_ACTOR, "spec.optimizer"), *critic]
 

@@ -61,7 +61,6 @@ def process_rewards(verl: Verl, job: Draft) -> None:
 
 
 def _order(verl: Verl, job: Draft) -> None:
-    """Convert when the model is updated."""
     update = f"{_MODEL}.update"
     if verl[update] not in ("before", "after"):
         job.leave_out("the model learns before or after it rewards", update)

@@ -199,7 +199,6 @@ def _yaml() -> YAML:
 
 
 def _plain(value: Any) -> JsonValue:
-    """Convert values to JSON, such as dates to text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

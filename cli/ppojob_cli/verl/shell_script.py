@@ -66,7 +66,6 @@ def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
 
 
 def _of_torchrun(words: list[Argument]) -> Iterator[Argument]:
-    """Return the numbers of ranks as settings."""
     for word, behind in zip(words, [*words[1:], Argument("", 0)], strict=True):
         name, _, value = word.text.removeprefix("--").partition("=")
         key = _TORCHRUN.get(name.replace("-", "_"))
@@ -240,7 +239,6 @@ class _Branch:
 
 
 def _branches(node: Node) -> Iterator[_Branch]:
-    """Yield the if, elif and else branches of a statement."""
     inner = [part for part in node.named_children if part.type != "comment"]
     clauses = [part for part in inner if part.type in {"elif_clause", "else_clause"}]
     own = [part for part in inner if part not in clauses]

@@ -175,7 +175,6 @@ class Words:
         return self._operated(node, name, operator, inner[1:])
 
     def _operated(self, node: Node, name: str, operator: str, rest: list[Node]) -> list[str]:
-        """Evaluate `${name}`, `${name:-rest}` and so on."""
         stem = re.sub(r"\[[^\]]*\]$", "", name)
         is_set = stem in self.variables
         if operator.startswith(":"):
@@ -334,7 +333,6 @@ def _inner(node: Node) -> Node:
 
 
 def _unescaped(text: bytes) -> str:
-    """Remove escapes from a text in double quotes."""
     plain = text.decode("utf-8", "replace")
     return re.sub(r"\\([$`\"\\\n])", lambda one: one[1].strip("\n"), plain)
 

@@ -285,7 +285,6 @@ def agent(verl: Verl, job: Draft) -> None:
 
 
 def _of_file(job: Draft, key: str, path: str) -> None:
-    """Convert the tools or interactions of an existing YAML file."""
     try:
         found = read_verl_agent(path)
     except InputError as problem:
@@ -383,7 +382,6 @@ def reward_model(verl: Verl, job: Draft) -> None:
 
 
 def _judge(verl: Verl, job: Draft) -> None:
-    """Convert a generative reward model, with separate GPUs."""
     at = "reward.reward_model"
     engine = f"{at}.rollout"
     job.set("spec.judge", {}, f"{at}.enable")
