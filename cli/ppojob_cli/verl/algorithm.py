@@ -293,20 +293,15 @@ def _references(verl: Verl, job: Draft, teachers: list[str]) -> None:
 
 def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
     limit = f"{_TEACHER_LOSS}.loss_max_clamp"
-    if verl.is_given(limit) and verl[limit] is not None:
-        if has_rewards:
-            job.leave_out("a KL in the loss has no bound of a token", limit)
-        else:
-            job.set("spec.algorithm.distillation.maxTokenLoss", verl[limit], limit)
+    if has_rewards and verl.is_given(limit):
+        job.leave_out("a KL in the loss has no bound of a token", limit)
+    elif verl.is_given(limit):
+        job.copy(limit)
 
 
 def _teacher_pods(verl: Verl, job: Draft) -> None:
-    role, nodes = "spec.roles.reference", f"{_TEACHING}.nnodes"
-    gpus = f"{_TEACHING}.n_gpus_per_node"
-    if verl[nodes]:
-        job.set(f"{role}.colocateWith", "none", nodes)
-        job.set(f"{role}.replicas", verl[nodes], nodes)
-        job.set(f"{role}.gpusPerReplica", verl[gpus], gpus)
+    if verl[nodes := f"{_TEACHING}.nnodes"]:
+        job.own_pods("reference", nodes, nodes, f"{_TEACHING}.n_gpus_per_node")
 
 
 def _single_responses(verl: Verl, job: Draft) -> None:

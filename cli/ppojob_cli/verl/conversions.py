@@ -20,7 +20,7 @@ from ppojob_cli.verl import (
     unread,
 )
 from ppojob_cli.verl import keys as table
-from ppojob_cli.verl.draft import NOWHERE, OFF, Draft, Fate, Outcome, Verl, takes_text
+from ppojob_cli.verl.draft import NOWHERE, OFF, Draft, Fate, Outcome, Verl, lost, takes_text
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Settings, resolved
 
@@ -125,8 +125,8 @@ def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
         if any(job.outcomes.get(one, _KEPT).fate in _LEFT for one in verl.same(row.other)):
             return Outcome(Fate.IDLE, f"it belongs to {row.other}, which is left out")
     if row.how == "only":
-        lost = Outcome(Fate.LOST, _LINK.sub(r"\1", row.remark))
-        return _KEPT if _is_default(row, verl.raw(typed)) else lost
+        is_kept = _is_default(row, verl.raw(typed))
+        return _KEPT if is_kept else Outcome(Fate.LOST, _LINK.sub(r"\1", row.remark))
     if row.how in CONVERSIONS:
         return Outcome(Fate.IDLE, "as the other settings are")
     if row.row.status == NOT_NEEDED or row.how == "nothing":
@@ -134,8 +134,9 @@ def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
     if row.row.status == NOT_YET and not _is_default(row, verl.raw(typed)):
         if switch := _switch_that_is_off(verl, typed):
             return Outcome(Fate.IDLE, f"it says nothing where {switch} is off")
-        why = f"not in this version{f' ({row.row.remark})' if row.row.remark else ''}"
-        return Outcome(Fate.LOST if row.changes_numbers else Fate.LEFT_OUT, why)
+        return lost(
+            row.name, f"not in this version{f' ({row.row.remark})' if row.row.remark else ''}"
+        )
     return _KEPT
 
 

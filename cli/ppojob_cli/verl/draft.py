@@ -50,6 +50,12 @@ class Outcome:
     why: str = ""
 
 
+def lost(key: str, why: str) -> Outcome:
+    """Return the outcome of a key that this version lacks."""
+    row = table.find(key)
+    return Outcome(Fate.LOST if row is None or row.changes_numbers else Fate.LEFT_OUT, why)
+
+
 class Verl:
     """verl's settings for conversions: given values, else verl's defaults."""
 
@@ -239,6 +245,12 @@ class Draft:
         """Set the field of a key to another value, which further keys determine."""
         self.set(_field_of(key), value, key, *others)
 
+    def own_pods(self, role: str, switch: str, nodes: str, gpus: str) -> None:
+        """Give a role pods of its own, by the keys of their number and of their GPUs."""
+        self.set(f"spec.roles.{role}.colocateWith", "none", switch)
+        self.set(f"spec.roles.{role}.replicas", self.verl[nodes] or 1, nodes)
+        self.copy(gpus, f"spec.roles.{role}.gpusPerReplica")
+
     def keep(self, *keys: str) -> None:
         """Report that keys have the value of our default."""
         self._tell(keys, Outcome(Fate.SAME))
@@ -253,9 +265,7 @@ class Draft:
 
     def _lose(self, keys: tuple[str, ...], why: str, *, is_lost: bool) -> None:
         for key in keys:
-            row = table.find(key)
-            is_worse = is_lost and (row is None or row.changes_numbers)
-            self._tell((key,), Outcome(Fate.LOST if is_worse else Fate.LEFT_OUT, why))
+            self._tell((key,), lost(key, why) if is_lost else Outcome(Fate.LEFT_OUT, why))
 
     def _tell(self, keys: tuple[str, ...], outcome: Outcome) -> None:
         """Record an outcome of keys, as typed; the worst one counts."""
@@ -294,13 +304,8 @@ class Draft:
             return False
         del self.fields[problem.where]
         for key in written.keys:
-            if code == ReasonCode.NO_EFFECT:
-                self.outcomes[key] = Outcome(Fate.IDLE, problem.why)
-                continue
-            row = table.find(key)
-            is_lost = row is None or row.changes_numbers
-            fate = Fate.LOST if is_lost else Fate.LEFT_OUT
-            self.outcomes[key] = Outcome(fate, f"{problem.where}: {problem.why}")
+            is_idle, why = code == ReasonCode.NO_EFFECT, f"{problem.where}: {problem.why}"
+            self.outcomes[key] = Outcome(Fate.IDLE, problem.why) if is_idle else lost(key, why)
         return True
 
     def origins(self, path: str) -> Iterator[str]:

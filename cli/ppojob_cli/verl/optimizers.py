@@ -10,11 +10,17 @@ from ppojob_cli.verl.settings import value_of
 from ppojob_cli.verl.trainers import FORKS, PRIME
 
 _ACTOR: Final = "actor_rollout_ref.actor"
+_OF_PYTORCH: Final = {
+    "momentum": "momentum",
+    "nesterov": "muon.nesterov",
+    "ns_steps": "muon.nsSteps",
+}
 _OF_MEGATRON: Final = {
-    "nesterov": "nesterov",
-    "num_ns_steps": "nsSteps",
-    "coefficient_type": "coefficients",
-    "scale_mode": "scaleMode",
+    "momentum": "momentum",
+    "nesterov": "muon.nesterov",
+    "num_ns_steps": "muon.nsSteps",
+    "coefficient_type": "muon.coefficients",
+    "scale_mode": "muon.scaleMode",
 }
 """Settings of Megatron's Muon by their names behind `muon_`."""
 
@@ -177,18 +183,16 @@ def _muon_of_pytorch(verl: Verl, job: Draft, model: str, section: str) -> None:
     rate = f"{given}.adjust_lr_fn"
     is_as_adamw = verl[rate] == "match_rms_adamw"
     job.set(f"{section}.muon.scaleMode", "spectral" if is_as_adamw else "shape_scaling", rate)
-    named = {"momentum": "momentum", "nesterov": "muon.nesterov", "ns_steps": "muon.nsSteps"}
-    for name, field in named.items():
+    for name, field in _OF_PYTORCH.items():
         if verl.is_given(key := f"{given}.{name}"):
-            job.set(f"{section}.{field}", verl[key], key)
+            job.copy(key, f"{section}.{field}")
 
 
 def _muon_of_megatron(verl: Verl, job: Draft, model: str, section: str) -> None:
     at = f"{model}.optim.muon_"
     job.note("Megatron has gate and up in one matrix, here each is one", f"{model}.optim.optimizer")
-    job.set(f"{section}.momentum", verl[f"{at}momentum"], f"{at}momentum")
     for name, field in _OF_MEGATRON.items():
-        job.set(f"{section}.muon.{field}", verl[f"{at}{name}"], f"{at}{name}")
+        job.copy(f"{at}{name}", f"{section}.{field}")
     factor, key = verl[f"{at}extra_scale_factor"], f"{at}extra_scale_factor"
     if verl[match := f"{at}match_adamw_update_rms"]:
         first, _ = _betas(verl, model)

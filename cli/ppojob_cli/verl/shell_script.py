@@ -22,6 +22,10 @@ MAIN: Final = re.compile(
 _DECLARE: Final = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _TORCHRUN: Final = {"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"}
 """Options of torchrun, which decide what the keys of sft_trainer say besides."""
+_ALL: Final = (
+    *("program", "compound_statement", "do_group", "else_clause", "pipeline"),
+    *("variable_assignments", "declaration_command"),
+)
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 
 
@@ -86,7 +90,7 @@ class _Reader:
         follow = getattr(self, f"_run_{node.type}", None)
         if follow is not None:
             follow(node)
-        elif node.type in {"program", "compound_statement", "do_group", "else_clause", "pipeline"}:
+        elif node.type in _ALL:
             self._all(node.named_children)
         elif node.type in {"redirected_statement", "negated_command"}:
             self.run(node.named_children[0])
@@ -109,12 +113,6 @@ class _Reader:
         text = "" if value is target else self._words.text(value)
         before = variables.get(name, "")
         variables[name] = f"{before}{text}" if adds and isinstance(before, str) else text
-
-    def _run_variable_assignments(self, node: Node) -> None:
-        self._all(node.named_children)
-
-    def _run_declaration_command(self, node: Node) -> None:
-        self._all(node.named_children)
 
     def _run_unset_command(self, node: Node) -> None:
         for name in node.named_children:
@@ -182,13 +180,13 @@ class _Reader:
         self._words.variables = before
 
     def _run_if_statement(self, node: Node) -> None:
-        for branch in _branches(node):
-            holds = True if branch.condition is None else self._words.is_true(branch.condition)
+        for condition, body in _branches(node):
+            holds = True if condition is None else self._words.is_true(condition)
             if holds is None:
-                self._not_decided(node, [node], branch.condition)
-                return
-            if holds:
-                self._all(branch.body)
+                self._not_decided(node, [node], condition)
+            elif holds:
+                self._all(body)
+            if holds is not False:
                 return
 
     def _run_case_statement(self, node: Node) -> None:
@@ -232,21 +230,15 @@ class _Reader:
             variables[name] = [*known, unknown] if is_list else unknown
 
 
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    condition: Node | None  # None: else
-    body: list[Node]
-
-
-def _branches(node: Node) -> Iterator[_Branch]:
+def _branches(node: Node) -> Iterator[tuple[Node | None, list[Node]]]:
+    """Yield the condition and the body of if, elif and else, which has no condition."""
     inner = [part for part in node.named_children if part.type != "comment"]
     clauses = [part for part in inner if part.type in {"elif_clause", "else_clause"}]
-    own = [part for part in inner if part not in clauses]
-    yield _Branch(own[0], own[1:])
+    condition, *body = (part for part in inner if part not in clauses)
+    yield condition, body
     for clause in clauses:
         body = [part for part in clause.named_children if part.type != "comment"]
-        is_else = clause.type == "else_clause"
-        yield _Branch(None if is_else else body[0], body if is_else else body[1:])
+        yield (None, body) if clause.type == "else_clause" else (body[0], body[1:])
 
 
 def _below(node: Node, kind: str) -> Iterator[Node]:

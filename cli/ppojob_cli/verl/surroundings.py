@@ -361,7 +361,7 @@ def _asks_a_judge(verl: Verl) -> bool:
 
 def reward_model(verl: Verl, job: Draft) -> None:
     """Convert a reward model: a classifier or, with a function, a generative model."""
-    at, role = "reward.reward_model", "spec.roles.rewardModel"
+    at = "reward.reward_model"
     if not verl[f"{at}.enable"]:
         return
     if _asks_a_judge(verl):
@@ -376,9 +376,8 @@ def reward_model(verl: Verl, job: Draft) -> None:
     if verl.is_given("reward_model.max_length"):
         job.copy("reward_model.max_length")
     if verl[f"{at}.enable_resource_pool"]:
-        job.set(f"{role}.colocateWith", "none", f"{at}.enable_resource_pool")
-        job.set(f"{role}.replicas", verl[f"{at}.nnodes"] or 1, f"{at}.nnodes")
-        job.set(f"{role}.gpusPerReplica", verl[f"{at}.n_gpus_per_node"], f"{at}.n_gpus_per_node")
+        pool = (f"{at}.{name}" for name in ("enable_resource_pool", "nnodes", "n_gpus_per_node"))
+        job.own_pods("rewardModel", *pool)
 
 
 def _judge(verl: Verl, job: Draft) -> None:
