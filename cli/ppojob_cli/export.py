@@ -8,7 +8,7 @@ import click
 
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
-from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.input_error import InputError, input_errors, output_errors
 from ppojob_cli.options import FOLDER
 
 _STEP = re.compile(r"[0-9]+")
@@ -73,10 +73,6 @@ def _check_output(output: Path, config: str) -> None:
             f"--output: got {output}: it is not empty, and has no {config}; a new folder, or an "
             "export of the same kind"
         )
-    try:
+    with output_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output.parent):
-            pass
-    except OSError as error:
-        why = f"nothing can be written there ({error.strerror})"
-        raise InputError(f"--output: got {output}: {why}; a folder that can be written") from None
+        tempfile.TemporaryFile(dir=output.parent).close()

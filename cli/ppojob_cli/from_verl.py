@@ -13,7 +13,7 @@ from ppojob_api import contract
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
 from ppojob_api.well_known import KIND
-from ppojob_cli.input_error import InputError
+from ppojob_cli.input_error import InputError, output_errors
 from ppojob_cli.options import FILE
 from ppojob_cli.verl import trainers, unread
 from ppojob_cli.verl.conversions import convert
@@ -94,7 +94,8 @@ def from_verl(
     if output is None:
         click.echo(text, nl=False)
     else:
-        _write(output, text)
+        with output_errors(output, "another file"):
+            output.write_text(text, encoding="utf-8")
     if errors:
         raise SystemExit(contract.EXIT_FAILED)
 
@@ -216,14 +217,6 @@ def _shown(value: JsonValue) -> str:
 def _problem(job: Draft, problem: Problem) -> str:
     origins = ", ".join(job.origins(problem.where))
     return f"{problem} (of {origins})" if origins else str(problem)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        why = f"it cannot be written ({error.strerror})"
-        raise InputError(f"--output: got {shown(str(path))}: {why}; another file") from None
 
 
 def commented(tree: dict[str, Any], head: Iterable[str], comment: Comment) -> str:

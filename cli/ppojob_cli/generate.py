@@ -1,6 +1,5 @@
 """`ppojob generate FILE`: responses to the held-out prompts of a job, without training."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -10,7 +9,6 @@ from ppojob_api.run_layout import RESPONSES_FILE
 from ppojob_cli.options import FOLDER, MANIFEST, set_option
 from ppojob_cli.overrides import Given, Override
 from ppojob_cli.run import run_job
-from ppojob_trainer.errors import PPOJobError
 
 _GENERATE_ONLY = (
     Override("ppojob generate", ("spec", "steps", "generateOnly"), True),
@@ -64,11 +62,4 @@ def generate(
         given.append(Override("--data", ("spec", "data", "validation"), files))
     if model is not None:
         given.append(Override("--model", ("spec", "model", "path"), str(model)))
-    try:
-        status = run_job(
-            file, output, (*given, *overrides), plain=plain, folder_of_runs="generated"
-        )
-    except PPOJobError as problem:
-        click.echo(str(problem), err=True)
-        status = problem.exit_status
-    sys.exit(status)
+    run_job(file, output, (*given, *overrides), plain=plain, runs="generated")

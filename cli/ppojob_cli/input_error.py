@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -18,6 +19,16 @@ class InputError(click.ClickException):
         """Print only these lines, without click's usage text."""
         for line in self.message.splitlines():
             click.echo(printable(line), err=True)
+
+
+@contextmanager
+def output_errors(output: Path, allowed: str = "a folder that can be written") -> Iterator[None]:
+    """Convert system errors with what `--output` names."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"--output: got {output}: {why}; {allowed}") from None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import click
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.well_known import WEIGHTS_AGAIN
-from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.input_error import InputError, input_errors, output_errors
 from ppojob_cli.options import FOLDER
 
 DEMO: Final = "smollm2"
@@ -60,27 +60,25 @@ def _make_demo(output: Path) -> None:
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 
-        with input_errors():
+        with input_errors(), output_errors(output):
             build_demo_model(output)
     except ModuleNotFoundError as error:
         raise InputError(
             f"{DEMO}: the package {error.name} is not installed: the demo's model is read with it;"
             " `make setup` installs it"
         ) from None
-    except OSError as error:
-        raise _unwritable(output, error) from None
 
 
 def _copy(source: Path, output: Path) -> None:
     _refuse_incomplete(source, str(source))
     temporary = _temporary_folder(output)
     try:
+        with output_errors(output):
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(source, temporary)
+            os.rename(temporary, output)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(source, temporary)
-        os.rename(temporary, output)
-    except (OSError, shutil.Error) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise _unwritable(output, error) from None
 
 
 def download(hub_id: str, remedy: str, **options: Any) -> None:
@@ -111,10 +109,8 @@ def _fetch(hub_id: str, output: Path) -> None:
     download(hub_id, remedy, local_dir=temporary, **patterns)
     _refuse_incomplete(temporary, hub_id)
     shutil.rmtree(temporary / ".cache", ignore_errors=True)
-    try:
+    with output_errors(output):
         os.rename(temporary, output)
-    except OSError as error:
-        raise _unwritable(output, error) from None
 
 
 def _refuse_incomplete(folder: Path, name: str) -> None:
@@ -129,18 +125,12 @@ def _refuse_incomplete(folder: Path, name: str) -> None:
 
 def _temporary_folder(output: Path) -> Path:
     """Return the temporary folder, which is renamed to `output` when it is complete."""
-    try:
+    with output_errors(output):
         is_taken = output.is_dir() and any(output.iterdir())
         output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(output, error) from None
     if is_taken:
         raise InputError(f"--output: got {output}: it is not empty; an empty or a new folder")
     return output.with_name(f".{output.name}.part")
-
-
-def _unwritable(output: Path, error: OSError) -> InputError:
-    return InputError(f"--output: got {output}: {error}; a folder that can be written")
 
 
 def _size(folder: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from ppojob_api.problem import counted
-from ppojob_cli.input_error import InputError
+from ppojob_cli.input_error import InputError, output_errors
 from ppojob_cli.options import FILE
 
 _COLOURS: Final = 8
@@ -62,11 +62,9 @@ def page(runs: tuple[Path, ...], output: Path, steps: tuple[int, ...], samples: 
     text = draw_page(found, frozenset(steps), samples)
     temporary = output.with_name(f".{output.name}.aside")
     try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(output)
-    except OSError as problem:
-        why = f"{problem.strerror}; a file that can be written"
-        raise InputError(f"--output: got {output}: {why}") from None
+        with output_errors(output, "a file that can be written"):
+            temporary.write_text(text, "utf-8")
+            temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
     size = f"{len(text.encode()) / 1_000:,.0f} kB"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -80,32 +81,23 @@ def run(
     """
     if replay is not None:
         overrides += (f"spec.rollout.replay={json.dumps(str(replay.resolve()))}",)
+    run_job(file, output, overrides, plain=plain, runs="runs")
+
+
+def run_job(
+    file: Path, output: Path | None, overrides: Sequence[Given], *, plain: bool, runs: str
+) -> NoReturn:
+    """Check everything, then run the job, and exit; the default run folder is in `runs`."""
     try:
-        status = run_job(file, output, overrides, plain=plain)
+        config = resolve(load_job(file, overrides), facts=engine_facts())
+        status = _run(config, output or Path(runs) / config.name, plain=plain)
     except PPOJobError as problem:
         click.echo(str(problem), err=True)
         status = problem.exit_status
     sys.exit(status)
 
 
-def run_job(
-    file: Path,
-    output: Path | None,
-    overrides: Sequence[Given] = (),
-    *,
-    plain: bool,
-    folder_of_runs: str = "runs",
-) -> int:
-    """Check everything, then run the job and return its exit status.
-
-    The default run folder is in `folder_of_runs`.
-
-    Raises:
-        ConfigError: the input is wrong; all problems at once, and nothing was started.
-        PPOJobError: the input could not be read completely, and may be right.
-    """
-    config = resolve(load_job(file, overrides), facts=engine_facts())
-    folder = output or Path(folder_of_runs) / config.name
+def _run(config: RunConfig, folder: Path, *, plain: bool) -> int:
     if finished_summary(folder, config) is None:
         refuse_owned(folder)  # first, because a running job changes it
         restore(config, folder, _tell)
