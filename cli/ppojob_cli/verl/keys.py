@@ -29,6 +29,7 @@ from ppojob_cli.verl.settings import value_of
 HYDRA_GROUP: Final = "model_engine"
 """The key that stands for all choices of a group (`actor@actor_rollout_ref.actor`)."""
 
+_TITLE: Final = "\n## "
 _PROSE: Final = "> "
 
 
@@ -56,44 +57,41 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of the table."""
+    """A row of the table, with the prefix of its section, which its keys have."""
 
+    prefix: str
     keys: tuple[str, ...]
     default: str
     how: str
     remark: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A heading with its rows and text."""
-
-    title: str
-    before: str
-    lines: tuple[Line, ...]
-    after: str
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of the keys of its rows."""
-        return f"{self.title}." if re.fullmatch(r"[\w.]+", self.title) else ""
-
-
-def head() -> str:
-    """Return the text before the first section."""
-    return _parts()[0]
-
-
 @cache
-def sections() -> tuple[Section, ...]:
-    """Return the sections of the table."""
-    return tuple(map(_section, _parts()[1:]))
+def lines() -> tuple[str | Line, ...]:
+    """Return the rows of the table, and the lines of text around them."""
+    text = resources.files("ppojob_cli.verl").joinpath("keys.txt").read_text(encoding="utf-8")
+    head, *sections = text.split(_TITLE)
+    found: list[str | Line] = head.splitlines()
+    for section in sections:
+        title, *rest = section.splitlines()
+        prefix = f"{title}." if re.fullmatch(r"[\w.]+", title) else ""
+        found.append(f"{_TITLE}{title}")
+        for line in rest:
+            is_text = not line or line.startswith(_PROSE)
+            found.append(line.removeprefix(_PROSE) if is_text else _line(prefix, line))
+    return tuple(found)
 
 
 @cache
 def rows() -> dict[str, Key]:
     """Return all keys by full name."""
-    return {key.name: key for key in _keys()}
+    return {
+        name: Key(name, value_of(line.default), line.how, line.remark, _row_of(name))
+        for line in lines()
+        if isinstance(line, Line)
+        for name in line.keys
+        if not name.startswith("(")
+    }
 
 
 _OF_SFT: Final = {
@@ -152,27 +150,11 @@ def defaults() -> dict[str, JsonValue]:
     return {name: key.default for name, key in rows().items() if key.default is not None}
 
 
-def _parts() -> list[str]:
-    text = resources.files("ppojob_cli.verl").joinpath("keys.txt").read_text(encoding="utf-8")
-    return text.split("\n## ")
-
-
-def _section(text: str) -> Section:
-    title, *lines = text.splitlines()
-    rows = [index for index, line in enumerate(lines) if line and not line.startswith(_PROSE)]
-    before, after = lines[: rows[0]], lines[rows[-1] + 1 :]
-    return Section(title, _prose(before), tuple(_line(lines[i]) for i in rows), _prose(after))
-
-
-def _prose(lines: list[str]) -> str:
-    return "\n".join(line.removeprefix(_PROSE) for line in lines if line)
-
-
-def _line(text: str) -> Line:
+def _line(prefix: str, text: str) -> Line:
     names, default, how, remark = (part.strip() for part in f"{text} |||".split("|", 3))
+    keys = tuple(f"{prefix}{key}" for part in names.split() for key in _each(part))
     is_field = names.startswith("(")
-    keys = (names,) if is_field else tuple(key for part in names.split() for key in _each(part))
-    return Line(keys, default, how, remark.strip(" |"))
+    return Line(prefix, (names,) if is_field else keys, default, how, remark.strip(" |"))
 
 
 def _each(text: str) -> Iterator[str]:
@@ -180,14 +162,6 @@ def _each(text: str) -> Iterator[str]:
     above, _, rest = text.partition("{")
     inner, _, below = rest.partition("}")
     yield from (f"{above}{name}{below}" for name in inner.split(","))
-
-
-def _keys() -> Iterator[Key]:
-    for section in sections():
-        for line in section.lines:
-            for name in () if line.keys[0].startswith("(") else line.keys:
-                full = f"{section.prefix}{name}"
-                yield Key(full, value_of(line.default), line.how, line.remark, _row_of(full))
 
 
 def _row_of(name: str) -> Row:
