@@ -1,7 +1,7 @@
 """Live view on a terminal: a table that is redrawn, with permanent lines above it."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -79,20 +79,18 @@ def frame(
     width = panel_width(console) - BORDER_WIDTH
     blocks = ASCII_BLOCKS if console.options.ascii_only else BLOCKS
     done, total = state.done_steps, state.status.total_steps
-    sections: list[RenderableType | None] = [
+    sections = [
         progress(done, total, duration(left) if left is not None else ""),
-        _now_line(state, now),
-        _message_line(state),
-        _pods_line(pods),
-        _curves(state, width, blocks),
-        _stages_line(state),
-        _validations(state, width, blocks),
+        *_now(state, pods, now),
+        *_curves(state, width, blocks),
+        *_last_step(state),
+        *_validations(state, width, blocks),
     ]
-    present = [section for section in sections if section is not None]
-    return titled(name, state.status.phase, present, console)
+    return titled(name, state.status.phase, sections, console)
 
 
-def _now_line(state: RunState, now: float) -> RenderableType | None:
+def _now(state: RunState, pods: Mapping[str, str], now: float) -> Iterator[RenderableType]:
+    """Yield what the run does, its message, and the pods that it waits for."""
     status, text = state.status, Text()
     if state.is_waiting:
         waited = f"waiting for pods, {duration(now - status.since)}"
@@ -103,63 +101,52 @@ def _now_line(state: RunState, now: float) -> RenderableType | None:
         text.append(f"{step}{printable(status.stage)}, {rows}{duration(now - status.since)}")
     if status.restarts:
         text.append(f"{'  ' if text else ''}restarts: {status.restarts}", style="yellow")
-    return labelled("now", text) if text else None
+    if text:
+        yield labelled("now", text)
+    if status.message:
+        short = printable(status.message.splitlines()[0])[:_MESSAGE_CHARACTERS]
+        yield labelled("message", Text(short, style="yellow"))
+    if pods:
+        lines = Table.grid(padding=(0, 2, 0, 0))
+        lines.add_column()
+        lines.add_column(no_wrap=True)
+        for name, phase in pods.items():
+            style = {"ready": "green", "lost": "red", "not up": "dim"}.get(phase, "yellow")
+            lines.add_row(Text(printable(name)), Text(printable(phase), style=style))
+        yield labelled("pods", lines)
 
 
-def _message_line(state: RunState) -> RenderableType | None:
-    if not state.status.message:
-        return None
-    short = printable(state.status.message.splitlines()[0])[:_MESSAGE_CHARACTERS]
-    return labelled("message", Text(short, style="yellow"))
-
-
-def _pods_line(pods: Mapping[str, str]) -> RenderableType | None:
-    if not pods:
-        return None
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    lines.add_column()
-    lines.add_column(no_wrap=True)
-    for name, phase in pods.items():
-        style = {"ready": "green", "lost": "red", "not up": "dim"}.get(phase, "yellow")
-        lines.add_row(Text(printable(name)), Text(printable(phase), style=style))
-    return labelled("pods", lines)
-
-
-def _curves(state: RunState, width: int, blocks: Sequence[str]) -> RenderableType | None:
-    series = state.figure_series()
-    if not series:
-        return None
+def _curves(state: RunState, width: int, blocks: Sequence[str]) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=LABEL_WIDTH, style="dim")
     table.add_column(width=_VALUE_WIDTH, justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    for label, values in series.items():
+    for label, values in state.figure_series().items():
         style = "bold green" if label == "reward" else ""
         line = sparkline(values, width - LABEL_WIDTH - _VALUE_WIDTH - 3, blocks)
         curve = Text(line, style="green" if style else "blue")
         table.add_row(label, Text(number(values[-1]), style=style), curve)
-    return table
+    if table.row_count:
+        yield table
 
 
-def _stages_line(state: RunState) -> RenderableType | None:
-    if not state.steps:
-        return None
-    last = state.steps[-1]
-    whole = last.values.get(run_state.STEP_SECONDS, 0.0)
-    shown = [
-        f"{printable(stage)} {duration(seconds)}"
-        for stage, seconds in last.stage_seconds
-        if seconds >= _SMALLEST_SHARE * whole
-    ]
-    text = Text(duration(whole), style="bold")
-    text.append(f" = {' + '.join(shown)}" if shown else "", style="not bold")
-    return labelled("last step", text)
+def _last_step(state: RunState) -> Iterator[RenderableType]:
+    for last in state.steps[-1:]:
+        whole = last.values.get(run_state.STEP_SECONDS, 0.0)
+        shown = [
+            f"{printable(stage)} {duration(seconds)}"
+            for stage, seconds in last.stage_seconds
+            if seconds >= _SMALLEST_SHARE * whole
+        ]
+        text = Text(duration(whole), style="bold")
+        text.append(f" = {' + '.join(shown)}" if shown else "", style="not bold")
+        yield labelled("last step", text)
 
 
-def _validations(state: RunState, width: int, blocks: Sequence[str]) -> RenderableType | None:
+def _validations(state: RunState, width: int, blocks: Sequence[str]) -> Iterator[RenderableType]:
     series = {printable(name): values for name, values in state.validation_series().items()}
     if not series:
-        return None
+        return
     names = list(series)[:_VALIDATIONS_SHOWN]
     name_width = max(map(len, names))
     curve_width = (width - LABEL_WIDTH) // 4 if width >= _ROOMY else 0
@@ -173,4 +160,4 @@ def _validations(state: RunState, width: int, blocks: Sequence[str]) -> Renderab
         lines.append(text)
     if len(series) > len(names):
         lines.append(Text(f"and {len(series) - len(names)} more", style="dim"))
-    return labelled("validation", Text("\n").join(lines))
+    yield labelled("validation", Text("\n").join(lines))

@@ -1,6 +1,5 @@
 """`ppojob plan`: what a manifest would run, with every default written out."""
 
-import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from ppojob_api.problem import counted
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology, world_size
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
 from ppojob_cli.input_error import input_errors
 from ppojob_cli.job_file import load_job
@@ -20,9 +18,9 @@ from ppojob_cli.options import set_option
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.objects import base_objects, key_templates, role_binding, stateful_sets
 from ppojob_operator.plan import cluster_problems
+from ppojob_operator.reading import read_job
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Job
 from ppojob_trainer.models.memory import (
     count_parameters,
     held_by_rank,
@@ -32,6 +30,7 @@ from ppojob_trainer.models.memory import (
 )
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.processor import has_native_bfloat16
+from ppojob_trainer.trackers.messages import flat
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -257,18 +256,12 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
 def _type_lines(config: RunConfig) -> Iterator[str]:
     """What the types become on this machine that the configuration leaves to the processor."""
     native = has_native_bfloat16()
-    ours, here = config.spec, config.on_processor(native_bfloat16=native).spec
+    here = flat(config.on_processor(native_bfloat16=native).spec.model_dump(mode="json"))
     why = f"{'native' if native else 'no native'} bfloat16"
-    found: list[tuple[str, str, str]] = [
-        ("training.autocast", ours.training.autocast, here.training.autocast)
-    ]
-    if not ours.algorithm.given:
-        found.append(("rollout.dtype", ours.rollout.dtype, here.rollout.dtype))
-    if ours.reward_model and here.reward_model:
-        found.append(("rewardModel.dtype", ours.reward_model.dtype, here.reward_model.dtype))
-    if ours.judge and here.judge:
-        found.append(("judge.dtype", ours.judge.dtype, here.judge.dtype))
-    yield from (f"{name}: {new} ({why})" for name, old, new in found if old == "auto")
+    for name, old in flat(config.spec.model_dump(mode="json")).items():
+        is_unused = name == "rollout.dtype" and config.spec.algorithm.given
+        if old != here[name] and not is_unused:
+            yield f"{name}: {here[name]} ({why})"
 
 
 def cluster_lines(config: RunConfig) -> Iterator[str]:
@@ -279,21 +272,9 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
         yield "no objects: an operator refuses this file"
         yield from map(str, problems)
         return
-    job = Job(
-        namespace=config.namespace,
-        name=config.name,
-        uid=config.uid,
-        generation=1,
-        resource_version="",
-        created=datetime.datetime.fromtimestamp(0, datetime.UTC),
-        is_deleting=False,
-        lifecycle=config.spec.lifecycle,
-        recovery=config.spec.recovery,
-        scheduling=config.spec.scheduling,
-        manifest=manifest,
-        problems=(),
-        status=PPOJobStatus(),
-    )
+    stored = manifest.model_dump(mode="json", exclude_none=True)
+    stored["metadata"] |= {"resourceVersion": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
+    job = read_job(stored)
     written, roles = pod_config(job, manifest), config.topology.with_own_pods
     sets = stateful_sets(job, written, roles, Settings(), {})
     for role, rendered in zip(roles, sets, strict=True):

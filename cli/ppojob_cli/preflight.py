@@ -81,12 +81,12 @@ class Preflight:
         self.warnings += map(str, warnings)
 
     @contextmanager
-    def refusals(self) -> Iterator[None]:
+    def refusals(self, where: str = "") -> Iterator[None]:
         """Add errors of the job or its code that the block raises, and continue after the block."""
         try:
             yield
         except (ConfigError, JobFailed, RewardFailed) as problem:
-            self.add(str(problem).splitlines())
+            self.add(f"{where}{line}" for line in str(problem).splitlines())
 
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
@@ -135,7 +135,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         _check_sampler(spec, found)
         found.add(_custom_functions(spec))
     _check_tools(spec, found)
-    found.add(_retriever(spec))
+    _check_retriever(spec, found)
     _check_recording(spec, found)
     return found
 
@@ -365,10 +365,10 @@ def _check_recording(spec: PPOJobSpec, found: Preflight) -> None:
     if (Path(replay) / CHECKPOINTS_FOLDER / JOURNAL_NAME).is_file():
         with found.refusals():
             read_recording(Path(replay), takes_given=spec.algorithm.guidance is not None)
-        return
-    why, allowed = "there is no run in it", "the run folder of a job that has done a step"
-    problem = Problem("spec.rollout.replay", shown(replay), why, allowed, ReasonCode.UNREADABLE)
-    found.add([problem])
+    else:
+        where, code = "spec.rollout.replay", ReasonCode.UNREADABLE
+        why, allowed = "there is no run in it", "the run folder of a job that has done a step"
+        found.add([Problem(where, shown(replay), why, allowed, code)])
 
 
 def _check_rewards(spec: PPOJobSpec, found: Preflight) -> None:
@@ -420,18 +420,13 @@ def _check_tools(spec: PPOJobSpec, found: Preflight) -> None:
         ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere).close()
 
 
-def _retriever(spec: PPOJobSpec) -> Iterator[str]:
+def _check_retriever(spec: PPOJobSpec, found: Preflight) -> None:
     """Check the manifest of the index; its files are checked when it is opened."""
     for tool in retrieved_tools(spec):
         assert spec.agent is not None
         assert spec.agent.retriever is not None
         folder = Path(spec.agent.retriever.index)
-        try:
+        with found.refusals("spec.agent.retriever.index: "):
             check_memory(read_manifest(folder), folder)
-        except ConfigError as problem:
-            yield from (f"spec.agent.retriever.index: {line}" for line in problem.problems)
-        try:
+        with found.refusals(f"spec.agent.tools[{spec.agent.tools.index(tool)}]."):
             passages_a_query(tool.config)
-        except ConfigError as problem:
-            place = spec.agent.tools.index(tool)
-            yield from (f"spec.agent.tools[{place}].{line}" for line in problem.problems)
