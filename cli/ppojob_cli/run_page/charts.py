@@ -200,7 +200,7 @@ def _stage_chart(index: int, runs: Sequence[PageRun], steps: Axis) -> Chart:
     bins = parts_of(records, _STAGE_BINS)
     totals = Counter[str]()
     for record in records:
-        totals.update(dict(record.stage_seconds))  # type: ignore[arg-type]  # floats, too
+        totals.update(dict(record.stage_seconds))
     order = [stage for stage, _ in totals.most_common()]
     layers = [(stage, [stage]) for stage in order[:_STAGES]]
     if order[_STAGES:]:

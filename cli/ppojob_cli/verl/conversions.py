@@ -48,7 +48,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
 
 _NAMES: Final = ("name", "project")
 """Conversions of names, which tell themselves what of them was not read."""
-_LINK: Final = re.compile(r"\[([^]]+)\]\([^)]+\)")
+_MARKDOWN: Final = re.compile(r"\[([^]]+)\]\([^)]+\)|`")
 _KEPT: Final = Outcome(Fate.SAME)
 _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 
@@ -126,7 +126,7 @@ def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
             return Outcome(Fate.IDLE, f"it belongs to {row.other}, which is left out")
     if row.how == "only":
         is_kept = _is_default(row, verl.raw(typed))
-        return _KEPT if is_kept else Outcome(Fate.LOST, _LINK.sub(r"\1", row.remark))
+        return _KEPT if is_kept else Outcome(Fate.LOST, _MARKDOWN.sub(r"\1", row.remark))
     if row.how in CONVERSIONS:
         return Outcome(Fate.IDLE, "as the other settings are")
     if row.row.status == NOT_NEEDED or row.how == "nothing":

@@ -71,7 +71,7 @@ def lines() -> tuple[str | Line, ...]:
     """Return the rows of the table, and the lines of text around them."""
     text = resources.files("ppojob_cli.verl").joinpath("keys.txt").read_text(encoding="utf-8")
     head, *sections = text.split(_TITLE)
-    found: list[str | Line] = head.splitlines()
+    found: list[str | Line] = [*head.splitlines()]
     for section in sections:
         title, *rest = section.splitlines()
         prefix = f"{title}." if re.fullmatch(r"[\w.]+", title) else ""

@@ -58,7 +58,8 @@ def engine_of(given: Mapping[str, JsonValue]) -> str:
 
 def optimizer_defaults(engine: str) -> Mapping[str, JsonValue]:
     """Return the defaults of an engine."""
-    return _TABLE["engines"].get(engine, {})
+    found: Mapping[str, JsonValue] = _TABLE["engines"].get(engine, {})
+    return found
 
 
 def of_module(module: str) -> Trainer | None:
