@@ -149,8 +149,7 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str]:
 def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Settings, list[Problem]]:
     """Return the settings of the first call of a trainer, and notes on them.
 
-    Raises:
-        ValueError: There is no such call, or none of which it is clear that it is made.
+    A `ValueError` says that there is none, or none of which it is clear that it is made.
     """
     from ppojob_cli.verl.shell_script import read_script
 

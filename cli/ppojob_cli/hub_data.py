@@ -47,11 +47,7 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
 
 
 def described(folder: Path) -> Iterator[str]:
-    """Describe each data file below a folder in a line, with its rows and columns.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Describe each data file below a folder in a line; an `InputError` if there are none."""
     files = [
         path for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS and path.is_file()
     ]

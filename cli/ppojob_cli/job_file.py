@@ -11,11 +11,7 @@ from ppojob_trainer.errors import ConfigError
 
 
 def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] | PPOJob:
-    """Read and validate a manifest, with overrides from the command line.
-
-    Returns:
-        The job, or all problems of the file, the overrides and the resulting job.
-    """
+    """Return a job, or all problems of its file, the overrides and the resulting job."""
     read = manifest.read_file(path)
     problems = list(read.problems)
     if problems and read.value is None:
@@ -30,11 +26,7 @@ def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] |
 
 
 def load_job(path: str | Path, overrides: Sequence[Given] = ()) -> PPOJob:
-    """Read a job from a file.
-
-    Raises:
-        ConfigError: the file or its job is invalid; all problems at once.
-    """
+    """Read a job from a file; a `ConfigError` has all problems at once."""
     judged = validate_file(str(path), overrides)
     if isinstance(judged, PPOJob):
         return judged

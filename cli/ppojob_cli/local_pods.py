@@ -144,11 +144,7 @@ class RunningPod:
 
 
 class LocalPods:
-    """All pods of a job.
-
-    Args:
-        run_folder: the mount `run` of all of them.
-    """
+    """All pods of a job; the run folder is their mount `run`."""
 
     def __init__(self, config: RunConfig, run_folder: Path) -> None:
         self._config = config
@@ -335,11 +331,8 @@ def start_fork_servers(
     They accept requests at once, and answer after loading. Call it from the main thread: they end
     with the thread that starts them.
 
-    Args:
-        folder: created for their sockets.
-        log: file for their output.
-        inherited: environment of the jobs.
-        vllm: whether ranks generate with vLLM, which is then loaded as well.
+    The folder is created for their sockets; `inherited` is the environment of the jobs; with `vllm`
+    ranks generate with it.
     """
     of_ranks = "vllm-fork-server" if vllm else "fork-server"
     environment = _environment_of_ranks(inherited)

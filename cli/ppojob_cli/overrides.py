@@ -53,16 +53,11 @@ Given = str | Override  # `PATH=VALUE` of `--set`, or a field that another optio
 
 
 class Overrides:
-    """Applies overrides, in order, to a copy of a manifest's values.
-
-    Attributes:
-        value: The manifest's values with the overrides.
-        problems: Problems of the overrides themselves.
-    """
+    """Applies overrides, in order, to a copy of a manifest's values."""
 
     def __init__(self, value: JsonValue, given: Sequence[Given]) -> None:
         self.value = copy.deepcopy(value)
-        self.problems: list[Problem] = []
+        self.problems: list[Problem] = []  # of the overrides themselves
         self._applied: list[Override] = []
         for one in given:
             applied = parse_override(one) if isinstance(one, str) else one

@@ -36,12 +36,9 @@ def usable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create a run folder if needed, and lock it during the block.
+    """Create a run folder if needed, and lock it; a `ConfigError` if that is impossible.
 
     The kernel releases the lock when the process ends.
-
-    Raises:
-        ConfigError: another process has locked it, or it cannot be created, written or locked.
     """
     with usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,11 +54,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_owned(folder: Path) -> None:
-    """Check that no process has locked a run folder, without changing anything.
-
-    Raises:
-        ConfigError: a process has locked it.
-    """
+    """Raise a `ConfigError` if a process has locked a run folder, without changing anything."""
     with contextlib.suppress(OSError), (folder / LOCK_FILE).open() as file:
         _take(folder, file.fileno(), fcntl.LOCK_SH)
 

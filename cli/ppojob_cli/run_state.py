@@ -141,11 +141,9 @@ class RunState:
 
 
 class RunReader:
-    """Reads a run folder incrementally.
+    """Reads a run folder incrementally, of which all may be missing.
 
-    Args:
-        folder: The run folder; it and all its files may be missing.
-        since: Unix seconds; an older status, of an earlier run, is ignored.
+    A status from before `since`, in Unix seconds, is of an earlier run and ignored.
     """
 
     def __init__(self, folder: Path, *, since: float = 0.0) -> None:

@@ -36,11 +36,7 @@ Kind = Literal["", "note", "error", "sample"]
 class View(Closeable):
     """Shows a run; use in a `with` block.
 
-    Args:
-        num_samples: Samples to show of each step and validation.
-        since: Unix seconds; an earlier status is ignored.
-        work: Name to show for the phase `Training`.
-        clock: Unix seconds.
+    `since` is that of `RunReader`, and `work` the name to show for the phase `Training`.
     """
 
     def __init__(

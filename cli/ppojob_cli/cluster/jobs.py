@@ -18,12 +18,7 @@ _NAMES_SHOWN = 8
 
 
 def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
-    """Get the object of a job.
-
-    Raises:
-        InputError: there is no such job, or no PPOJob at all on this cluster.
-        ClusterError: the request failed.
-    """
+    """Get the object of a job; an `InputError` says which jobs there are instead."""
     try:
         return connection.get(JOB.path(connection.namespace, name))
     except MissingError:
@@ -31,16 +26,12 @@ def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
 
 
 def find_job(connection: ClusterConnection, name: str) -> Job:
-    """Get the current state of a job; see `find_manifest` and `as_job` for errors."""
+    """Get the current state of a job."""
     return as_job(find_manifest(connection, name))
 
 
 def as_job(manifest: Manifest) -> Job:
-    """Parse the object of a job.
-
-    Raises:
-        InputError: its status is of another version.
-    """
+    """Parse the object of a job; an `InputError` if its status is of another version."""
     try:
         return read_job(manifest)
     except ValueError as problem:
@@ -52,12 +43,7 @@ def as_job(manifest: Manifest) -> Job:
 
 
 def poll_job(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[Job]:
-    """Yield the job, and then its new state after each interval; outages are ignored.
-
-    Raises:
-        InputError: it is gone.
-        ClusterError: access is no longer allowed.
-    """
+    """Yield the job, and then its new state after each interval; outages are ignored."""
     while True:
         yield job
         time.sleep(seconds)

@@ -27,13 +27,7 @@ _VALIDATIONS: Final = 4
 
 
 def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str:
-    """Draw the page of runs.
-
-    Args:
-        runs: at least one, at most one per colour.
-        steps: those with responses; empty for five of each run.
-        each: responses of each kind per step.
-    """
+    """Draw the page of runs, with so many responses of each kind for each of the steps."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,

@@ -54,11 +54,7 @@ class PageRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[PageRun]:
-    """Read the runs in folders, in the same order.
-
-    Raises:
-        InputError: folders are not run folders; all of them at once.
-    """
+    """Read the runs in folders; an `InputError` names all that are no run folders."""
     wrong = [
         f"RUN: got {folder}: neither {JOB_FILE} nor {METRICS_FILE} is in it; a run folder"
         for folder in folders

@@ -116,11 +116,7 @@ def _no_setting(text: str, where: str) -> Problem:
 
 
 def of_yaml(text: str, name: str) -> Settings:
-    """Read a full or partial configuration.
-
-    Raises:
-        ValueError: It is no YAML, or no mapping.
-    """
+    """Read a full or partial configuration; a `ValueError` if it is no YAML, or no mapping."""
     try:
         tree = _yaml().load(text)
     except MarkedYAMLError as error:
@@ -216,11 +212,7 @@ def _leaves(key: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
 
 
 def read_text(path: str) -> str:
-    """Read the text of a file.
-
-    Raises:
-        ValueError: It cannot be read.
-    """
+    """Read the text of a file; a `ValueError` if that is impossible."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -75,11 +75,7 @@ def source_of(node: Node) -> str:
 
 
 class Words:
-    """Words by the variables at one place of a script.
-
-    Attributes:
-        variables: What is set; the statements of the script change it.
-    """
+    """Words by the variables at one place of a script, whose statements change them."""
 
     def __init__(self, variables: dict[str, Variable]) -> None:
         self.variables = variables
