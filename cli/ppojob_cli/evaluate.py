@@ -86,7 +86,11 @@ def evaluate(
     Exit status: 0 done, 2 the input is wrong, 3 a reward function failed; nothing is written then.
     """
     from ppojob_trainer.evaluation.answers import read_answers
-    from ppojob_trainer.evaluation.scoring import evaluation_metrics, write_evaluation
+    from ppojob_trainer.evaluation.scoring import (
+        evaluation_metrics,
+        recorded_scores,
+        write_evaluation,
+    )
 
     if kept and (job is not None or function is not None):
         option = "--job" if function is None else "--function"
@@ -94,7 +98,9 @@ def evaluate(
     with input_errors():
         rewards = Rewards() if kept else _rewards(rows, job, function)
         steps = read_answers(rows)
-    results = _kept(steps) if kept else _scored(steps, rewards, processes)
+        results = {step: recorded_scores(answers) for step, answers in steps.items() if kept}
+    if not kept:
+        results = _scored(steps, rewards, processes)
     lines = []
     for step, answers in steps.items():
         metrics = evaluation_metrics(answers, results[step])
@@ -145,13 +151,6 @@ def _job_of(rows: Path) -> Path | None:
         within.append(rows)
     found = (folder / JOB_FILE for folder in within)
     return next((manifest for manifest in found if manifest.is_file()), None)
-
-
-def _kept(steps: "Mapping[int | None, list[Answer]]") -> "dict[int | None, list[RewardResult]]":
-    from ppojob_trainer.evaluation.scoring import recorded_scores
-
-    with input_errors():
-        return {step: recorded_scores(answers) for step, answers in steps.items()}
 
 
 def _scored(

@@ -10,7 +10,7 @@ import click
 from ppojob_api import contract, foreign_names, suggestions
 from ppojob_api import shape as shapes
 from ppojob_api.problem import Problem
-from ppojob_api.shape import Member, PathKey
+from ppojob_api.shape import PathKey
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
 INDENT = "    "
@@ -41,14 +41,10 @@ def fields(path: str) -> None:
         plain = place.replace("[]", "")
         is_top = plain.count(".") == 1
         if shapes.within(plain, wanted) and (is_top or wanted != "spec"):
-            click.echo("\n".join(_lines(place, member)))
+            verl = f"verl: {member.verl}" if member.verl else ""
+            click.echo("\n".join(_block(place, member.takes, member.meaning, verl)))
     if wanted == "spec":
         click.echo("\nppojob fields spec.algorithm prints what is below spec.algorithm.")
-
-
-def _lines(path: str, member: Member) -> Iterator[str]:
-    verl = f"verl: {member.verl}" if member.verl else ""
-    yield from _block(path, member.takes, member.meaning, verl)
 
 
 def _keys_of_others(section: str) -> Iterator[str]:

@@ -80,7 +80,9 @@ def from_verl(
     settings.trainer = trainers.TINY_ZERO if fork else settings.trainer
     job = convert(settings)
     errors = [*map(str, problems), *map(str, settings.problems), *_lines(job, settings)]
-    errors += [_problem(job, problem) for problem in job.problems]
+    for problem in job.problems:
+        origins = ", ".join(job.origins(problem.where))
+        errors.append(f"{problem} (of {origins})" if origins else str(problem))
     if verbose:
         for line in _lines(job, settings, *_QUIET, Fate.LEFT_OUT):
             click.echo(line, err=True)
@@ -211,11 +213,6 @@ def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
 
 def _shown(value: JsonValue) -> str:
     return shown(unread.told_in(value))
-
-
-def _problem(job: Draft, problem: Problem) -> str:
-    origins = ", ".join(job.origins(problem.where))
-    return f"{problem} (of {origins})" if origins else str(problem)
 
 
 def commented(tree: dict[str, Any], head: Iterable[str], comment: Comment) -> str:

@@ -56,12 +56,8 @@ def _sections(command: click.Command, name: str) -> Iterator[str]:
         for word in command.list_commands(context):
             found = command.get_command(context, word)
             if found is not None:
-                yield from _sections(found, f"{_program(name, word)} {word}")
-
-
-def _program(name: str, word: str) -> str:
-    """Return the program of a command: kubectl for those about a cluster."""
-    return "kubectl ppojob" if word in COMMANDS and uses_cluster(word) else name
+                program = "kubectl ppojob" if word in COMMANDS and uses_cluster(word) else name
+                yield from _sections(found, f"{program} {word}")
 
 
 if __name__ == "__main__":

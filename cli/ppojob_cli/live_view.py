@@ -1,7 +1,7 @@
 """Live view on a terminal: a table that is redrawn, with permanent lines above it."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -14,8 +14,8 @@ from ppojob_api.problem import printable
 from ppojob_cli import run_state
 from ppojob_cli.figures import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
 from ppojob_cli.panel import BORDER_WIDTH, LABEL_WIDTH, labelled, panel_width, progress, titled
-from ppojob_cli.run_state import RunState, StepRecord
-from ppojob_cli.view import AskPods, Kind, View, rows_line
+from ppojob_cli.run_state import RunState
+from ppojob_cli.view import Kind, View, rows_line
 
 _STYLES: Final[Mapping[Kind, str]] = {"note": "yellow", "error": "red", "sample": "dim"}
 _VALUE_WIDTH: Final = 8
@@ -48,22 +48,13 @@ class LiveView(View):
         with contextlib.suppress(OSError):
             self._live.stop()
 
-    def refresh(self, ask_pods: AskPods) -> None:
-        """See `View`."""
-        self.look()
+    def _show(self, pods: Mapping[str, str]) -> None:
         self.show_new()
-        self._pods = ask_pods() if self.state.is_waiting else {}
+        self._pods = pods
         self._draw()
 
-    def write(self, lines: Iterable[str], kind: Kind = "") -> None:
-        """See `View`."""
-        # The terminal may be closed; the run continues.
-        with contextlib.suppress(OSError):
-            for line in lines:
-                self._console.print(Text(line, style=_STYLES.get(kind, "")), soft_wrap=True)
-
-    def show_record(self, record: StepRecord, *, again: bool) -> None:
-        """The table shows it."""
+    def _print(self, line: str, kind: Kind) -> None:
+        self._console.print(Text(line, style=_STYLES.get(kind, "")), soft_wrap=True)
 
     def _draw(self) -> None:
         drawn = frame(self.name, self.state, self._pods, self.clock(), self._console)

@@ -47,7 +47,8 @@ def model(source: str, output: Path) -> None:
             f"{printable(source)}: got {shown(source)}: there is no such folder, and it is no hub"
             f" id; {DEMO}, a folder in Hugging Face form, or <owner>/<name> on the hub"
         )
-    click.echo(f"{output}: {_size(output)}")
+    sizes = [path.stat().st_size for path in output.rglob("*") if path.is_file()]
+    click.echo(f"{output}: {len(sizes)} files, {sum(sizes) / 1e6:,.0f} MB")
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -131,8 +132,3 @@ def _temporary_folder(output: Path) -> Path:
     if is_taken:
         raise InputError(f"--output: got {output}: it is not empty; an empty or a new folder")
     return output.with_name(f".{output.name}.part")
-
-
-def _size(folder: Path) -> str:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:,.0f} MB"

@@ -79,16 +79,16 @@ def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any
     with input_errors():
         described = read_server(code)
     port = port_of(place) if is_url else None
+
+    def source(one: "Described") -> dict[str, str]:
+        own_name = {} if one.function == _tool_name(one.name) else {"tool": one.function}
+        return {"mcpServer": name, **own_name}
+
     return {
         "mcpServers": [server],
         **({"egress": [{"ports": [port]}]} if port is not None else {}),
-        "tools": list(_tools(described, lambda one: _source_at(name, one))),
+        "tools": list(_tools(described, source)),
     }
-
-
-def _source_at(server: str, one: "Described") -> dict[str, str]:
-    own_name = {} if one.function == _tool_name(one.name) else {"tool": one.function}
-    return {"mcpServer": server, **own_name}
 
 
 def _tools(

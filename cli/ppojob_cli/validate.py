@@ -17,12 +17,6 @@ from ppojob_trainer.errors import PPOJobError
 _JUDGED = "so that only the manifest was judged"
 
 
-def _same_job(job: PPOJob, other: str) -> Problem:
-    why = f"{other} describes the job {job.metadata.namespace}/{job.metadata.name} already"
-    name = shown(job.metadata.name)
-    return Problem("metadata.name", name, why, "another name", ReasonCode.DUPLICATE)
-
-
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @set_option
@@ -39,14 +33,16 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: boo
     whether this machine can run the job.
     """
     is_good = True
-    first: dict[tuple[str, str], str] = {}
+    first: dict[str, str] = {}
     for path in files:
         name, judged = manifest.display_name(path), validate_file(path, overrides)
         if isinstance(judged, PPOJob):
-            key = (judged.metadata.namespace, judged.metadata.name)
-            if key in first:
-                judged = [_same_job(judged, first[key])]
-            first.setdefault(key, name)
+            job, got = f"{judged.metadata.namespace}/{judged.metadata.name}", judged.metadata.name
+            if other := first.get(job):
+                where, why = "metadata.name", f"{other} describes the job {job} already"
+                code = ReasonCode.DUPLICATE
+                judged = [Problem(where, shown(got), why, "another name", code)]
+            first.setdefault(job, name)
         errors, warnings = _found(judged, offline=offline)
         of = name if len(files) > 1 else None
         for line in warnings:

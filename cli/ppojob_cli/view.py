@@ -65,15 +65,23 @@ class View(Closeable):
         self.look()
         self.show_new()
 
-    @abstractmethod
     def refresh(self, ask_pods: AskPods) -> None:
         """Read the run folder and show what is new."""
+        self.look()
+        self._show(ask_pods() if self.state.is_waiting else {})
 
-    @abstractmethod
     def write(self, lines: Iterable[str], kind: Kind = "") -> None:
-        """Write permanent lines; a closed output is ignored."""
+        """Write permanent lines. The pipe or terminal may be closed; the run continues."""
+        with contextlib.suppress(OSError):
+            for line in lines:
+                self._print(line, kind)
 
     @abstractmethod
+    def _show(self, pods: Mapping[str, str]) -> None: ...
+
+    @abstractmethod
+    def _print(self, line: str, kind: Kind) -> None: ...
+
     def show_record(self, record: StepRecord, *, again: bool) -> None:
         """Show a step or a validation; `again` if it is repeated after a rewind."""
 
@@ -160,10 +168,8 @@ class PlainView(View):
             self.write(history_line(self.state))
         return self
 
-    def refresh(self, ask_pods: AskPods) -> None:
-        """See `View`."""
-        self.look()
-        line = status_line(self.state, ask_pods() if self.state.is_waiting else {})
+    def _show(self, pods: Mapping[str, str]) -> None:
+        line = status_line(self.state, pods)
         # The last steps come before the end, also if both are new.
         if self.state.is_over:
             self.show_new()
@@ -179,12 +185,8 @@ class PlainView(View):
             self._rows_shown = now
             self.write([f"{printable(status.stage)}: {rows_line(status)}"])
 
-    def write(self, lines: Iterable[str], kind: Kind = "") -> None:
-        """See `View`."""
-        # The pipe or terminal may be closed; the run continues.
-        with contextlib.suppress(OSError):
-            for line in lines:
-                click.echo(line, err=kind in {"note", "error"})
+    def _print(self, line: str, kind: Kind) -> None:
+        click.echo(line, err=kind in {"note", "error"})
 
     def show_record(self, record: StepRecord, *, again: bool) -> None:
         """See `View`."""

@@ -58,24 +58,17 @@ def explain(
             return otherwise
 
     pods = allowed("pods", lambda: tuple(pods_of(connection, job)), None)
-    nodes = allowed("nodes", lambda: _nodes(connection, pods or ()), dict[str, Node]())
-    warnings = allowed(
-        "events", lambda: tuple(_warnings(connection, job)), tuple[WarningEvent, ...]()
-    )
-    lease_path = LEASE.path(operator_namespace, operator_name)
-    lease = allowed("the operator's Lease", lambda: _lease(connection, lease_path), None)
-    reports: dict[str, ControllerReport] = {}
-    if not has_ended(job.status) and not holds(job.status, "Rendezvoused"):
-        reports = allowed("supervisors", lambda: _reports(connection, pods or ()), {})
+    own = pods or ()
+    lease = LEASE.path(operator_namespace, operator_name)
     snapshot = Snapshot(
         job=job,
-        now=connection.now,
         pods=pods,
-        nodes=nodes,
-        warnings=warnings,
-        lease=lease,
+        nodes=allowed("nodes", lambda: _nodes(connection, own), dict[str, Node]()),
+        warnings=allowed("events", lambda: tuple(_warnings(connection, job)), ()),
+        lease=allowed("the operator's Lease", lambda: _lease(connection, lease), None),
         progressed=_progressed(manifest),
-        reports=reports,
+        reports=allowed("supervisors", lambda: _reports(connection, job, own), {}),
+        now=connection.now,
         hidden=tuple(hidden),
     )
     for line in explanation(snapshot):
@@ -138,8 +131,12 @@ def _lease(connection: ClusterConnection, path: str) -> OperatorLease | None:
     )
 
 
-def _reports(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, ControllerReport]:
+def _reports(
+    connection: ClusterConnection, job: Job, pods: tuple[Pod, ...]
+) -> dict[str, ControllerReport]:
     """Get the reports of the ready pods' supervisors, by the API server's pod proxy."""
+    if has_ended(job.status) or holds(job.status, "Rendezvoused"):
+        return {}
     ready = [pod for pod in pods if pod.is_ready and not pod.is_deleting]
     with ThreadPoolExecutor(_CONCURRENT) as threads:
         reports = list(threads.map(lambda pod: _report(connection, pod), ready))
@@ -151,8 +148,6 @@ def _report(connection: ClusterConnection, pod: Pod) -> ControllerReport | None:
     try:
         report = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))
     except (UnavailableError, MissingError, ValueError):
-        return None
-    if not isinstance(report, dict):
         return None
     phase, reason = str(report.get("phase", "")), inert(str(report.get("reason", "")))
     return ControllerReport(pod.uid, phase, reason)

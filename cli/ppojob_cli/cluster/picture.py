@@ -1,7 +1,6 @@
 """A job's status as labelled rows, for terminals and for pipes. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -27,13 +26,12 @@ _STYLES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Rows under one label."""
-
-    label: str  # at most ten letters
-    rows: tuple[tuple[str, ...], ...]  # cells; all rows have the same length
-    heads: tuple[str, ...] = ()  # column headings; empty for none
+_HEADS: Final = {
+    "roles": ("role", "ready", "restarts"),
+    "conditions": ("condition", "status", "reason", "since"),
+}
+Block = tuple[str, list[tuple[str, ...]]]
+"""A label of at most ten letters, and rows of cells, all of the same length."""
 
 
 def plain_lines(job: Job, now: Time) -> Iterator[str]:
@@ -43,9 +41,9 @@ def plain_lines(job: Job, now: Time) -> Iterator[str]:
     if training is not None:
         words = progress_words(training.step, training.total_steps or 0, training.eta or "")
         yield f"  {'step':<{LABEL_WIDTH}}  {'  '.join(words)}"
-    for block in blocks(job, now):
-        for index, line in enumerate(_aligned(block)):
-            yield f"  {block.label if index == 0 else '':<{LABEL_WIDTH}}  {line}".rstrip()
+    for label, rows in blocks(job, now):
+        for index, line in enumerate(_aligned(_cells(label, rows))):
+            yield f"  {label if index == 0 else '':<{LABEL_WIDTH}}  {line}".rstrip()
 
 
 def drawing(job: Job, now: Time, console: Console) -> RenderableType:
@@ -54,7 +52,7 @@ def drawing(job: Job, now: Time, console: Console) -> RenderableType:
     training = job.status.training
     if training is not None:
         sections.append(progress(training.step, training.total_steps or 0, training.eta or ""))
-    sections += [labelled(block.label, _table(block)) for block in blocks(job, now)]
+    sections += [labelled(label, _table(label, rows)) for label, rows in blocks(job, now)]
     return titled(job.name, job.status.phase, sections, console)
 
 
@@ -62,28 +60,23 @@ def blocks(job: Job, now: Time) -> Iterator[Block]:
     """Yield the parts of the status, the most important first."""
     status = job.status
     if status.reason:
-        yield Block("why", ((_words(status),),))
+        yield "why", [(_words(status),)]
     if status.training is not None:
         yield from _training(status.training)
     if status.roles:
-        roles = tuple(
-            (role.name, f"{role.ready}/{role.replicas}", str(role.restarts))
-            for role in status.roles
-        )
-        yield Block("roles", roles, ("role", "ready", "restarts"))
-    if status.conditions:
-        conditions = tuple(
-            (one.type, one.status, one.reason, _ago(one.last_transition_time, now))
-            for one in status.conditions
-        )
-        yield Block("conditions", conditions, ("condition", "status", "reason", "since"))
-    if status.failures:
-        last = reversed(status.failures[-_FAILURES_SHOWN:])
-        failures = (
-            (one.pod, f"step {one.step}", one.kind, _ago(one.time, now), _words(one))
-            for one in last
-        )
-        yield Block("failures", tuple(failures))
+        yield "roles", [(r.name, f"{r.ready}/{r.replicas}", str(r.restarts)) for r in status.roles]
+    conditions = [
+        (one.type, one.status, one.reason, _ago(one.last_transition_time, now))
+        for one in status.conditions
+    ]
+    failures = [
+        (one.pod, f"step {one.step}", one.kind, _ago(one.time, now), _words(one))
+        for one in reversed(status.failures[-_FAILURES_SHOWN:])
+    ]
+    if conditions:
+        yield "conditions", conditions
+    if failures:
+        yield "failures", failures
 
 
 def _training(training: TrainingStatus) -> Iterator[Block]:
@@ -98,11 +91,11 @@ def _training(training: TrainingStatus) -> Iterator[Block]:
     if training.stage:
         cells.append(training.stage.lower())
     if cells:
-        yield Block("now", (("  ".join(cells),),))
+        yield "now", [("  ".join(cells),)]
     if training.validation is not None:
-        yield Block("validation", ((number(training.validation),),))
+        yield "validation", [(number(training.validation),)]
     if training.last_checkpoint_step is not None:
-        yield Block("checkpoint", ((f"step {training.last_checkpoint_step}",),))
+        yield "checkpoint", [(f"step {training.last_checkpoint_step}",)]
 
 
 def _ago(time: str, now: Time) -> str:
@@ -113,24 +106,22 @@ def _words(status: PPOJobStatus | FailureRecord) -> str:
     return f"{status.reason}: {status.message}" if status.message else status.reason
 
 
-def _cells(block: Block) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [block.heads] if block.heads else []
-    return rows + [[printable(cell) for cell in row] for row in block.rows]
+def _cells(label: str, rows: list[tuple[str, ...]]) -> list[Sequence[str]]:
+    heads: list[Sequence[str]] = [_HEADS[label]] if label in _HEADS else []
+    return heads + [[printable(cell) for cell in row] for row in rows]
 
 
-def _aligned(block: Block) -> Iterator[str]:
-    rows = _cells(block)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def _aligned(rows: list[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(
-            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(f"{cell:<{width}}" for cell, width in cells).rstrip()
 
 
-def _table(block: Block) -> RenderableType:
+def _table(label: str, rows: list[tuple[str, ...]]) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for index, row in enumerate(_cells(block)):
-        is_head = index == 0 and bool(block.heads)
+    for index, row in enumerate(_cells(label, rows)):
+        is_head = index == 0 and label in _HEADS
         cells = [Text(cell, style="dim" if is_head else _STYLES.get(cell, "")) for cell in row]
         table.add_row(*cells)
     return table

@@ -5,11 +5,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ppojob_cli.figures import parts_of
 from ppojob_cli.run_page.facts import PageRun
-from ppojob_cli.run_state import StepRecord
 from ppojob_trainer.metrics.names import find
 
 WIDTH: Final = 840
@@ -99,19 +98,8 @@ class Chart:
     run: int | None = None  # number of the run whose stages are drawn as areas; None for curves
 
 
-@dataclass(frozen=True, slots=True)
-class Charts:
-    """All charts of a page."""
-
-    headlines: Sequence[Chart]
-    stages: Sequence[Chart]
-    # Other metrics, grouped by the part of their names before the first slash.
-    others: Sequence[tuple[str, Sequence[Chart]]]
-    left_out: int  # number of metrics without a chart
-
-
-def draw_charts(runs: Sequence[PageRun]) -> Charts:
-    """Draw the metrics of runs."""
+def draw_charts(runs: Sequence[PageRun]) -> dict[str, Any]:
+    """Draw the metrics of runs; `left_out` is the number of those without a chart."""
     records = [record for run in runs for record in run.state.records]
     names = sorted({name for record in records for name in record.values})
     titles = dict(_headlines(names))
@@ -124,17 +112,16 @@ def draw_charts(runs: Sequence[PageRun]) -> Charts:
         for points, metrics in ((_HEADLINE_POINTS, titles), (_OTHER_POINTS, drawn))
     )
     groups = itertools.groupby(drawn, key=lambda name: name.partition("/")[0])
-    return Charts(
-        headlines=[_chart(title, name, runs, steps, head) for name, title in titles.items()],
-        stages=[
-            _stage_chart(index, runs, steps) for index, run in enumerate(runs) if run.state.steps
-        ],
-        others=[
+    indices = [index for index, run in enumerate(runs) if run.state.steps]
+    return {
+        "headlines": [_chart(title, name, runs, steps, head) for name, title in titles.items()],
+        "stages": [_stage_chart(index, runs, steps) for index in indices],
+        "others": [
             (group, [_chart(name, name, runs, steps, rest) for name in own])
             for group, own in groups
         ],
-        left_out=len(others) - len(drawn),
-    )
+        "left_out": len(others) - len(drawn),
+    }
 
 
 def _headlines(names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -169,13 +156,12 @@ def _chart(title: str, name: str, runs: Sequence[PageRun], steps: Axis, limit: i
         if points := thinned(whole, limit):
             line = [(steps.place(step), values.place(value)) for step, value in points]
             curves.append(_curve(run.label, index, points, line))
-    row, marks = find(name), list[tuple[int, str]]()
-    if title != name:
-        for index, run in enumerate(runs):
-            places = sorted({steps.place(mark.step) for mark in run.marks})
-            marks += (
-                [(index, "".join(f"M{one} {TOP}V{BOTTOM}" for one in places))] if places else []
-            )
+    marks = [
+        (index, "".join(f"M{one} {TOP}V{BOTTOM}" for one in places))
+        for index, run in enumerate(runs)
+        if title != name and (places := sorted({steps.place(mark.step) for mark in run.marks}))
+    ]
+    row = find(name)
     unit = "" if row is None or row.unit in {"-", "1"} else f", in {row.unit}"
     meaning = "" if row is None else f"{row.meaning}{unit}"
     return Chart(title, name, meaning, steps, values, curves, marks)
@@ -202,10 +188,13 @@ def _stage_chart(index: int, runs: Sequence[PageRun], steps: Axis) -> Chart:
     for record in records:
         totals.update(dict(record.stage_seconds))
     order = [stage for stage, _ in totals.most_common()]
-    layers = [(stage, [stage]) for stage in order[:_STAGES]]
+    layers = {stage: [f"timing_s/{stage}"] for stage in order[:_STAGES]}
     if order[_STAGES:]:
-        layers.append(("others", order[_STAGES:]))
-    heights = [[_mean_seconds(own, stages) for own in bins] for _, stages in layers]
+        layers["others"] = [f"timing_s/{stage}" for stage in order[_STAGES:]]
+    heights = [
+        [sum(one.values.get(name, 0.0) for one in own for name in names) / len(own) for own in bins]
+        for names in layers.values()
+    ]
     tops = [[0.0] * len(bins)]
     for own in heights:
         tops.append([below + height for below, height in zip(tops[-1], own, strict=True)])
@@ -216,20 +205,13 @@ def _stage_chart(index: int, runs: Sequence[PageRun], steps: Axis) -> Chart:
     ]
     if len(bins) == 1:  # one step: a column instead of an area
         lines = [[(LEFT, line[0][1]), *line] for line in lines]
-    for style, (stage, _) in enumerate(layers):
+    for style, stage in enumerate(layers):
         points = [(own[-1].step, height) for own, height in zip(bins, heights[style], strict=True)]
         curves.append(_curve(stage, style, points, lines[style + 1], lines[style]))
     of = f": {runs[index].label}" if len(runs) > 1 else ""
     meaning = "seconds of each stage, the largest at the bottom"
     name = "timing_s/<stage>"
     return Chart(f"Time by stage{of}", name, meaning, steps, values, curves, [], index)
-
-
-def _mean_seconds(records: Sequence[StepRecord], stages: Sequence[str]) -> float:
-    seconds = (
-        record.values.get(f"timing_s/{stage}", 0.0) for record in records for stage in stages
-    )
-    return sum(seconds) / len(records)
 
 
 def axis(values: Sequence[float], low_end: int, high_end: int, *, whole: bool = False) -> Axis:

@@ -54,7 +54,7 @@ def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str
         charts=draw_charts(runs),
         size=charts,
         differences=list(islice(_differences(runs), _DIFFERENCES)),
-        batches=read_samples(runs, steps, each),
+        batches=list(read_samples(runs, steps, each)),
     )
 
 

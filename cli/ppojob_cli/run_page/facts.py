@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ppojob_api import manifest
 from ppojob_api.problem import counted, printable
@@ -83,7 +83,9 @@ def _read(folder: Path, label: str) -> PageRun:
         ("Not read", [line for line in (note, trouble) if line]),
     ]
     # Pods may have keys in their environment.
-    spec = {} if config is None else _without_pods(config)
+    spec = {}
+    if config is not None:
+        spec = config.spec.model_dump(mode="json", exclude={"pods"}, exclude_none=True)
     return PageRun(
         label=label,
         folder=folder,
@@ -109,10 +111,6 @@ def _config(folder: Path) -> tuple[RunConfig | None, str]:
         return resolve(load_job(folder / JOB_FILE)), ""
     except PPOJobError as problem:
         return None, str(problem).splitlines()[0]
-
-
-def _without_pods(config: RunConfig) -> dict[str, Any]:
-    return config.spec.model_dump(mode="json", exclude={"pods"}, exclude_none=True)
 
 
 def _events(folder: Path) -> tuple[list[journal.Event], str]:

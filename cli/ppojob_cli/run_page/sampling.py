@@ -5,9 +5,8 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from markupsafe import escape
@@ -28,31 +27,10 @@ _PART_CHARACTERS: Final = 80
 _KINDS: Final = ("best", "worst", "random")
 
 
-@dataclass(frozen=True, slots=True)
-class SampledResponse:
-    """A response as text for HTML."""
-
-    kind: str  # `best`, `worst` or `random`
-    place: str  # the number of its row, its number of tokens, and whether it is from the data
-    score: str
-    parts: Sequence[tuple[str, str]]  # further values of the reward functions, as pairs
-    prompt: str
-    response: str
-    truth: str
-    is_truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SampledBatch:
-    """The responses of a step, or of the validation after it."""
-
-    run: int
-    title: str
-    samples: Sequence[SampledResponse]
-
-
-def read_samples(runs: Sequence[PageRun], steps: Collection[int], each: int) -> list[SampledBatch]:
-    """Read the responses of a page: `each` of every kind, or fewer for very many batches.
+def read_samples(
+    runs: Sequence[PageRun], steps: Collection[int], each: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the batches of a page, with `each` of every kind of response, or fewer for very many.
 
     The default `steps` are five of each run, including the first and the last.
     """
@@ -65,11 +43,9 @@ def read_samples(runs: Sequence[PageRun], steps: Collection[int], each: int) -> 
     kinds = len(_KINDS)
     each = max(1, min(each, _MOST_SAMPLES // (kinds * max(1, len(batches)))))
     share = min(_RESPONSE_BYTES, _TEXT_BYTES // (kinds * each * max(1, len(batches))))
-    found = [
-        SampledBatch(index, _title(key), list(_samples(runs[index].folder, key, each, share)))
-        for index, key in batches
-    ]
-    return [batch for batch in found if batch.samples]
+    for index, key in batches:
+        if samples := list(_samples(runs[index].folder, key, each, share)):
+            yield {"run": index, "title": _title(key), "samples": samples}
 
 
 def steps_with_responses(runs: Sequence[PageRun]) -> list[int]:
@@ -93,7 +69,7 @@ def _title(key: BatchKey) -> str:
     )
 
 
-def _samples(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[SampledResponse]:
+def _samples(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[dict[str, Any]]:
     kinds: dict[int, str] = {}
 
     def choose(places: Sequence[Place]) -> Collection[int]:
@@ -121,19 +97,19 @@ def chosen(places: Sequence[Place], each: int, seed: int) -> dict[int, str]:
     return found | dict.fromkeys(drawn, "random")
 
 
-def _as_text(sample: Sample, kind: str, share: int) -> SampledResponse:
+def _as_text(sample: Sample, kind: str, share: int) -> dict[str, Any]:
     tokens = "" if sample.response_tokens is None else f", {sample.response_tokens} tokens"
     given = ", given by the data" if sample.is_given else ""
-    return SampledResponse(
-        kind=kind,
-        place=f"row {sample.row}{tokens}{given}",
-        score="not scored" if math.isnan(sample.score) else f"score {number(sample.score)}",
-        parts=list(_parts(sample.reward_values or "{}")),
-        prompt=clipped(sample.prompt, share // 3, from_end=True),
-        response=clipped(sample.response, share),
-        truth=clipped(sample.ground_truth or "", min(_TRUTH_BYTES, share)),
-        is_truncated=sample.is_truncated,
-    )
+    return {
+        "kind": kind,
+        "place": f"row {sample.row}{tokens}{given}",
+        "score": "not scored" if math.isnan(sample.score) else f"score {number(sample.score)}",
+        "parts": list(_parts(sample.reward_values or "{}")),
+        "prompt": clipped(sample.prompt, share // 3, from_end=True),
+        "response": clipped(sample.response, share),
+        "truth": clipped(sample.ground_truth or "", min(_TRUTH_BYTES, share)),
+        "is_truncated": sample.is_truncated,
+    }
 
 
 def _parts(values: str) -> Iterator[tuple[str, str]]:

@@ -217,7 +217,8 @@ class Draft:
 
     def set(self, path: str, value: Any, *keys: str) -> None:
         """Set a field, unless the value is its default."""
-        member = _member(path)
+        *above, last = path.split(".")
+        member = shape.members_at(tuple(above))[last]
         word = _word(path, value)
         if isinstance(word, str) and word in {NOT_YET, NOT_NEEDED}:
             row = suggestions.foreign_word(path, str(value))
@@ -320,11 +321,6 @@ def _field_of(key: str) -> str:
     row = table.find(key)
     assert row is not None, f"{key}: no row of the table"
     return row.row.here[0]
-
-
-def _member(path: str) -> shape.Member:
-    *above, last = path.split(".")
-    return shape.members_at(tuple(above))[last]
 
 
 def _word(path: str, value: Any) -> Any:

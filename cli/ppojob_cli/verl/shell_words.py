@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase, translate
+from math import fmod
+from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -17,29 +19,12 @@ from tree_sitter import Language, Node, Parser
 from ppojob_cli.verl import unread
 
 Variable = str | list[str]
-
-_COMPARE: Final[Mapping[str, Callable[[int, int], bool]]] = {
-    "-eq": lambda a, b: a == b,
-    "-ne": lambda a, b: a != b,
-    "-lt": lambda a, b: a < b,
-    "-le": lambda a, b: a <= b,
-    "-gt": lambda a, b: a > b,
-    "-ge": lambda a, b: a >= b,
-}
-_COMPUTE: Final[Mapping[str, Callable[[int, int], int]]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: int(a / b),
-    "%": lambda a, b: a - b * int(a / b),
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "&&": lambda a, b: bool(a and b),
-    "||": lambda a, b: bool(a or b),
+Operators = Mapping[str, Callable[[Any, Any], Any]]
+_COMPARE: Operators = {"-eq": eq, "-ne": ne, "-lt": lt, "-le": le, "-gt": gt, "-ge": ge}
+_COMPUTE: Operators = {
+    **{"+": add, "-": sub, "*": mul, "/": truediv, "%": fmod},  # of which the integer counts
+    **{"<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne},
+    **{"&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b)},
 }
 _IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
 _WITHIN: Final = re.compile(
@@ -307,7 +292,7 @@ class Words:
             compute = _COMPUTE.get(source_of(node.children[1]))
             if one is None or two is None or compute is None:
                 return None
-            with suppress(ZeroDivisionError):
+            with suppress(ZeroDivisionError, ValueError):
                 return int(compute(one, two))
             return None
         return self._integer(self.text(node))
