@@ -6,8 +6,8 @@ import click
 from pydantic import JsonValue
 
 from ppojob_api.run_layout import RESPONSES_FILE
+from ppojob_cli.job_file import Given, Override
 from ppojob_cli.options import FOLDER, MANIFEST, set_option
-from ppojob_cli.overrides import Given, Override
 from ppojob_cli.run import run_job
 
 _GENERATE_ONLY = (

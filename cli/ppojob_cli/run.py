@@ -14,11 +14,10 @@ import click
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_cli.job_file import load_job
+from ppojob_cli.job_file import Given, load_job
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.options import FOLDER, MANIFEST, set_option
-from ppojob_cli.overrides import Given
 from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.run_state import work_of

@@ -68,7 +68,7 @@ def convert(settings: Settings) -> Draft:
     job.check()
     # Those that others belong to first.
     for typed in sorted(verl.typed, key=lambda one: getattr(table.find(one), "other", "") != ""):
-        _settle(verl, job, typed)
+        job.outcomes[typed] = _outcome(verl, job, typed)
     return job
 
 
@@ -83,39 +83,35 @@ def _copy(verl: Verl, job: Draft, key: Key) -> None:
         job.copy(key.name)
 
 
-def _settle(verl: Verl, job: Draft, typed: str) -> None:
-    """Set the outcome of a key without one, or with an unknown value."""
+def _outcome(verl: Verl, job: Draft, typed: str) -> Outcome:
+    """Return the outcome of a key without one, or with an unknown value."""
     row = table.find(typed)
     if row is None:
         near = table.nearest(typed)
         why = "no key of verl's that is known here" + (f", did you mean {near}" if near else "")
-        job.outcomes[typed] = Outcome(Fate.UNKNOWN, why)
-        return
+        return Outcome(Fate.UNKNOWN, why)
     target = verl.main_name(typed)
     main = table.find(target) or row
     if verl.is_hidden(typed):
-        job.outcomes[typed] = Outcome(Fate.IDLE, "this trainer reads another key in its place")
-        return
+        return Outcome(Fate.IDLE, "this trainer reads another key in its place")
     if target in verl.trainer.unread:
-        job.outcomes[typed] = Outcome(Fate.IDLE, NOWHERE)
-        return
+        return Outcome(Fate.IDLE, NOWHERE)
     is_other = target != typed and not verl.is_hidden(target)
     if is_other and target in verl.typed and verl.raw(typed) != verl.raw(target):
         fate = Fate.IDLE if verl.raw(typed) is None else Fate.NOTED
-        job.outcomes[typed] = Outcome(fate, f"another name of {target}, whose value counts")
-        return
+        return Outcome(fate, f"another name of {target}, whose value counts")
     outcome = job.outcomes.get(typed) or _fate(verl, job, main, typed)
     if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
         like = "a number" if main.default is None else shown(main.default)
         outcome = Outcome(Fate.REPLACED, f"verl has {like} there")
     source = next(unread.marks(verl.raw(typed)), None)
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
-    if source is not None and outcome.fate not in quiet and main.how not in _NAMES:
-        fate = Fate.UNREAD if takes_text(main) else Fate.REPLACED
-        variable = re.match(r"\$(?:\{(\w+)(?::\?.*)?\}|(\w+))$", source[1])
-        help_ = f" (--env {variable[1] or variable[2]}=VALUE)" if variable and source[0] else ""
-        outcome = Outcome(fate, f"{unread.place(*source)} was not read{help_}")
-    job.outcomes[typed] = outcome
+    if source is None or outcome.fate in quiet or main.how in _NAMES:
+        return outcome
+    variable = re.match(r"\$(?:\{(\w+)(?::\?.*)?\}|(\w+))$", source[1])
+    help_ = f" (--env {variable[1] or variable[2]}=VALUE)" if variable and source[0] else ""
+    fate = Fate.UNREAD if takes_text(main) else Fate.REPLACED
+    return Outcome(fate, f"{unread.place(*source)} was not read{help_}")
 
 
 def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:

@@ -11,8 +11,7 @@ from pydantic import JsonValue
 from ppojob_api.problem import Problem
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.generate import generate
-from ppojob_cli.job_file import load_job, validate_file
-from ppojob_cli.overrides import Overrides, parse_override
+from ppojob_cli.job_file import Overrides, load_job, parse_override, validate_file
 from ppojob_cli.plan import plan
 from ppojob_cli.validate import validate
 from ppojob_trainer.errors import ConfigError
