@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_cli.verl import spo
 from ppojob_cli.verl.asynchronous import may_filter, step_prompts
 from ppojob_cli.verl.draft import NOWHERE, Draft, Verl
+from ppojob_cli.verl.recipes import tracks_values
 from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, PRIME, SFT, TINY_ZERO
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -58,16 +58,12 @@ _OF_ONE = {
 
 def estimator(verl: Verl, job: Draft) -> None:
     """Convert the estimator and its settings."""
-    if _learns_from_teacher(verl):
-        return
-    if spo.is_on(verl):
-        spo.tracked_values(verl, job)
-    else:
+    if not _learns_from_teacher(verl) and not tracks_values(verl):
         _of_choice(verl, job)
 
 
 def _of_choice(verl: Verl, job: Draft) -> None:
-    """Return the estimator of adv_estimator, or that of a trainer without this choice."""
+    """Convert the estimator of adv_estimator, or that of a trainer without this choice."""
     if verl.trainer is SFT:
         job.set("spec.algorithm.type", "sft")
         return
@@ -395,7 +391,7 @@ def filter_groups(verl: Verl, job: Draft) -> None:
         job.leave_out(NOWHERE, f"{at}.enable", changes_numbers=False)
         return
     if not is_on:
-        if is_own and not spo.is_on(verl):
+        if is_own and not tracks_values(verl):
             job.leave_out("a number of prompts for dynamic sampling, which is off", drawn)
         return
     job.set(section, {}, f"{at}.enable")

@@ -13,8 +13,7 @@ from ppojob_cli.verl import (
     asynchronous,
     offload,
     optimizers,
-    prime,
-    search_r1,
+    recipes,
     surroundings,
     trainers,
     unread,
@@ -32,9 +31,8 @@ _MODULES: Final = (
     asynchronous,
     algorithm,
     optimizers,
-    prime,
+    recipes,
     offload,
-    search_r1,
 )
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
     name: one

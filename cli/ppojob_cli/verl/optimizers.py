@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ppojob_cli.verl.asynchronous import fetched_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.prime import mini_batch_prompts
+from ppojob_cli.verl.recipes import mini_batch_prompts
 from ppojob_cli.verl.settings import value_of
 from ppojob_cli.verl.trainers import FORKS, PRIME
 
