@@ -105,7 +105,6 @@ class Addresses:
         )
 
     def close(self) -> None:
-        """Release all addresses."""
         for name in self._taken:
             name.close()
         self._taken.clear()
@@ -158,7 +157,6 @@ class LocalPods:
 
     @property
     def controller(self) -> RunningPod:
-        """The controller's pod."""
         return next(running for running in self.pods if running.pod.role == "controller")
 
     def start(self) -> None:

@@ -50,7 +50,6 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all commands, in the order in which new users need them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -67,7 +66,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or list all commands."""
         if args[0] not in COMMANDS:
             why, known = "there is no such command", ", ".join(COMMANDS)
             raise click.UsageError(f"COMMAND: got {shown(args[0])}: {why}; one of {known}", ctx)

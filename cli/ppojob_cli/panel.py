@@ -16,19 +16,12 @@ MIN_WIDTH: Final = 40
 LABEL_WIDTH: Final = 10
 
 BORDER_WIDTH: Final = 4
+_WAITING: Final = ("Pending", "Starting", "Recovering", "Suspended", "Interrupted")
+_WORKING: Final = ("Training", "Generating", "Validating", "Running", "Finishing")
 _COLOURS: Final = {
-    "Pending": "yellow",
-    "Starting": "yellow",
-    "Training": "cyan",
-    "Generating": "cyan",
-    "Validating": "cyan",
-    "Running": "cyan",
-    "Recovering": "yellow",
-    "Suspended": "yellow",
-    "Finishing": "cyan",
-    "Succeeded": "green",
-    "Failed": "red",
-    "Interrupted": "yellow",
+    **dict.fromkeys(_WAITING, "yellow"),
+    **dict.fromkeys(_WORKING, "cyan"),
+    **{"Succeeded": "green", "Failed": "red"},
 }
 
 

@@ -76,7 +76,6 @@ class Preflight:
     rows: int | None = None  # number of training rows; None if not counted
 
     def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
-        """Add lines."""
         self.errors += map(str, errors)
         self.warnings += map(str, warnings)
 

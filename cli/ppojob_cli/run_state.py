@@ -105,17 +105,14 @@ class RunState:
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """The training steps."""
         return tuple(record for record in self.records if record.step > 0)
 
     @property
     def validations(self) -> tuple[StepRecord, ...]:
-        """The records with a validation in them."""
         return tuple(record for record in self.records if record.validation)
 
     @property
     def done_steps(self) -> int:
-        """Training steps that are done."""
         return self.records[-1].step if self.records else 0
 
     def figure_series(self) -> dict[str, list[float]]:
@@ -153,7 +150,6 @@ class RunReader:
         self._records: tuple[StepRecord, ...] = ()
 
     def read(self) -> RunState:
-        """Read the current state."""
         lines = self._lines.read()
         kept = () if self._lines.is_restarted else self._records
         new = (record for line in lines if (record := step_record(line)) is not None)

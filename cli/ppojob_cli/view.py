@@ -86,7 +86,6 @@ class View(Closeable):
         """Show a step or a validation; `again` if it is repeated after a rewind."""
 
     def look(self) -> None:
-        """Read the folder."""
         self.state = self._read()
 
     def _read(self) -> RunState:
@@ -129,7 +128,6 @@ class View(Closeable):
                     self.write(self._sample_lines(record), "sample")
 
     def note(self, text: str) -> None:
-        """Show a line about the run."""
         self.write([printable(text)], "note")
 
     def ended(self, ending: Ending) -> None:
@@ -189,7 +187,6 @@ class PlainView(View):
         click.echo(line, err=kind in {"note", "error"})
 
     def show_record(self, record: StepRecord, *, again: bool) -> None:
-        """See `View`."""
         behind = " (again)" if again else ""
         if record.step > 0:
             left = self.state.remaining_seconds(self.clock())

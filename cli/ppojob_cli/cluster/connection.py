@@ -73,7 +73,6 @@ class ClusterConnection:
         return then + datetime.timedelta(seconds=time.monotonic() - at)
 
     def get(self, path: str, **query: str) -> Manifest:
-        """Get one object."""
         return self._json(self._request("GET", path, query))
 
     def items(self, path: str, **query: str) -> Iterator[Manifest]:

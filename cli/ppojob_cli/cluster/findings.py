@@ -32,16 +32,8 @@ _WIDTH: Final = 100
 _HEADING: Final = re.compile(r"^## (?=(\w+))", re.MULTILINE)
 _ROW: Final = re.compile(r"^\| (`[^|]+) \| (?:[^|]+ \| )?(.+) \|$", re.MULTILINE)
 _SEEN_IN_PODS: Final = frozenset(
-    {
-        "Starting",
-        "NodeLost",
-        "ImageUnavailable",
-        "Unschedulable",
-        "ContainerWaiting",
-        "PodFailed",
-        "PodsDenied",
-        "PodsMissing",
-    }
+    "Starting NodeLost ImageUnavailable Unschedulable ContainerWaiting PodFailed PodsDenied"
+    " PodsMissing".split()
 )
 
 

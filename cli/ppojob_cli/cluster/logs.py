@@ -174,7 +174,6 @@ class _Follower(threading.Thread):
             self._end.wait(_AGAIN_SECONDS)
 
     def end(self) -> None:
-        """Stop reading."""
         self._end.set()
         if self._stream is not None:
             self._stream.stop()

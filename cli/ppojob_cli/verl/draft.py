@@ -101,7 +101,6 @@ class Verl:
         return takes_numbers(row) and not _is_number(value)
 
     def main_name(self, key: str) -> str:
-        """Return the main name of a key for this trainer."""
         return self.trainer.names.get(key) or table.main_name(key)
 
     def raw(self, key: str) -> JsonValue:
@@ -137,7 +136,6 @@ class Verl:
         return [one for one in self.typed if self.main_name(one) == key and not self.is_hidden(one)]
 
     def as_called(self, key: str) -> str:
-        """Return the trainer's name of a key."""
         return next((name for name, one in self.trainer.names.items() if one == key), key)
 
     def is_hidden(self, key: str) -> bool:
@@ -239,7 +237,6 @@ class Draft:
                 self.outcomes[key] = Outcome(Fate.IDLE, f"{keys[0]} decides there")
 
     def copy(self, key: str, path: str | None = None) -> None:
-        """Set the field of a key to its value."""
         self.set(path or _field_of(key), self.verl[key], key)
 
     def write(self, value: Any, key: str, *others: str) -> None:
@@ -257,7 +254,6 @@ class Draft:
         self._tell(keys, Outcome(Fate.SAME))
 
     def note(self, why: str, *keys: str) -> None:
-        """Report a difference of converted keys."""
         self._tell(keys, Outcome(Fate.NOTED, why))
 
     def leave_out(self, why: str, *keys: str, changes_numbers: bool = True) -> None:

@@ -53,7 +53,6 @@ class Settings:
     trainer: Trainer | None = None  # the trainer that a script calls, if known
 
     def add(self, others: "Settings") -> None:
-        """Add further settings, which override these."""
         for key, one in others.given.items():
             self.given.pop(key, None)
             self.given[key] = one

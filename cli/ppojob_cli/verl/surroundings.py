@@ -146,8 +146,7 @@ def types_by_device(verl: Verl, job: Draft) -> None:
 def engine_arguments(verl: Verl, job: Draft) -> None:
     """Convert further arguments of vLLM."""
     at = f"{_ROLLOUT}.engine_kwargs.vllm"
-    own: dict[str, Any] = {}
-    taken = []
+    own, taken = dict[str, Any](), list[str]()
     for path, value in verl.below(at).items():
         *above, last = path.split(".")
         row = keys.find(f"{at}.{path}")
