@@ -54,10 +54,8 @@ def _check(
     if not schemas or shows_tools(template, schemas):
         return errors, []
     got, code = "a chat template that does not show tools", ReasonCode.NO_EFFECT
-    why, allowed = (
-        "the model gets no description of spec.agent.tools",
-        "fine if the prompts describe them",
-    )
+    why = "the model gets no description of spec.agent.tools"
+    allowed = "fine if the prompts describe them"
     return errors, [Problem(chat.template[1], got, why, allowed, code)]
 
 

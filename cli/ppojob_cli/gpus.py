@@ -21,13 +21,11 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     if listed is None or count == 0:
         return tuple(map(str, range(count)))
     entries = dict.fromkeys(entry.strip() for entry in listed.split(","))
-    return tuple(takewhile(lambda entry: _exists(entry, count), entries))
 
+    def exists(entry: str) -> bool:
+        return int(entry) < count if entry.isdecimal() else entry.startswith(("GPU-", "MIG-"))
 
-def _exists(entry: str, count: int) -> bool:
-    if entry.isdecimal():
-        return int(entry) < count
-    return entry.startswith(("GPU-", "MIG-"))
+    return tuple(takewhile(exists, entries))
 
 
 def devices(pods: Iterable[Pod], visible: Iterable[str]) -> dict[str, str]:

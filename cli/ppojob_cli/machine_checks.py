@@ -80,12 +80,10 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
     """
     roles = _with_vllm(config) if builds else []
     for role in roles:
-        if role.device not in builds:
+        if (device := role.device) not in builds:
             ((built_for, release),) = builds.items()
-            got, why = f"{release} for {built_for}", f"spec.roles.{role.role} is on {role.device}"
-            allowed = (
-                f"that of requirements/{role.device}.txt: make setup ACCELERATOR={role.device}"
-            )
+            got, why = f"{release} for {built_for}", f"spec.roles.{role.role} is on {device}"
+            allowed = f"that of requirements/{device}.txt: make setup ACCELERATOR={device}"
             yield Problem("vllm", got, why, allowed, ReasonCode.CONFLICT)
     if any(role.device == "cpu" for role in roles) and "cpu" in builds and not _loads(NUMA):
         why = "vLLM does not start on the CPU without it"
@@ -96,13 +94,9 @@ def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Pr
     """Yield trackers whose library is not installed; `missing` has their packages."""
     for place, logger in enumerate(config.spec.loggers):
         if logger in missing:
-            where, why = (
-                f"spec.loggers[{place}]",
-                f"the package {missing[logger]} is not installed here",
-            )
-            allowed = (
-                f"pip install '.[{logger}]' in a clone of PPOJob, or a job without this logger"
-            )
+            where, package = f"spec.loggers[{place}]", f"pip install '.[{logger}]'"
+            why = f"the package {missing[logger]} is not installed here"
+            allowed = f"{package} in a clone of PPOJob, or a job without this logger"
             yield Problem(where, shown(logger), why, allowed, ReasonCode.REQUIRED)
 
 

@@ -335,12 +335,10 @@ def _too_long_answers(judge: JudgeSpec, rewards: Sequence[RewardSpec]) -> Iterat
         if not is_judged or judge.max_tokens is None or not isinstance(answer_tokens, int | float):
             continue
         if answer_tokens >= judge.max_tokens:
-            where, allowed = (
-                f"spec.rewards[{number}].arguments.max_tokens",
-                "less, or a judge of more",
-            )
+            where = f"spec.rewards[{number}].arguments.max_tokens"
             why = f"with the prompt it is more than spec.judge.maxTokens {judge.max_tokens}"
-            yield Problem(where, shown(answer_tokens), why, allowed, ReasonCode.OUT_OF_RANGE)
+            code = ReasonCode.OUT_OF_RANGE
+            yield Problem(where, shown(answer_tokens), why, "less, or a judge of more", code)
 
 
 def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:

@@ -32,8 +32,10 @@ _WIDTH: Final = 100
 _HEADING: Final = re.compile(r"^## (?=(\w+))", re.MULTILINE)
 _ROW: Final = re.compile(r"^\| (`[^|]+) \| (?:[^|]+ \| )?(.+) \|$", re.MULTILINE)
 _SEEN_IN_PODS: Final = frozenset(
-    "Starting NodeLost ImageUnavailable Unschedulable ContainerWaiting PodFailed PodsDenied"
-    " PodsMissing".split()
+    (
+        *("Starting", "NodeLost", "ImageUnavailable", "Unschedulable"),
+        *("ContainerWaiting", "PodFailed", "PodsDenied", "PodsMissing"),
+    )
 )
 
 
