@@ -51,11 +51,6 @@ def model(source: str, output: Path) -> None:
     click.echo(f"{output}: {len(sizes)} files, {sum(sizes) / 1e6:,.0f} MB")
 
 
-def missing_files(folder: Path) -> list[str]:
-    """Return the missing files of a model folder; empty if it is complete."""
-    return [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
-
-
 def _make_demo(output: Path) -> None:
     click.echo(f"{output}: making SmolLM2-135M-Instruct (a minute the first time)")
     try:
@@ -115,7 +110,7 @@ def _fetch(hub_id: str, output: Path) -> None:
 
 
 def _refuse_incomplete(folder: Path, name: str) -> None:
-    missing = missing_files(folder)
+    missing = [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
     if missing:
         raise InputError(
             f"{printable(name)}: got no {' and no '.join(missing)}: it is not a model in Hugging"

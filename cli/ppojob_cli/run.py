@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.remote_files import fetch
 
 _POLL_SECONDS = 0.25
+_tell = partial(click.echo, err=True)
 
 
 class Interrupts:
@@ -119,10 +121,6 @@ def _run(config: RunConfig, folder: Path, *, plain: bool) -> int:
             view.already_done(summary)
             return contract.EXIT_DONE
         return _run_pods(config, folder, view, interrupts)
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:

@@ -66,7 +66,11 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
         return list(map(str, judged)), []
     elsewhere = [] if offline else [*_not_mounted(judged), *_behind_urls(judged)]
     if offline or elsewhere:
-        missing = [] if offline else _missing(judged)
+        missing = list[str]()
+        if not offline and remote_files.urls(judged.spec):
+            from ppojob_trainer.remote_files import unreadable_urls  # fsspec is not everywhere
+
+            missing += unreadable_urls(judged.spec)
         return missing, [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
     # Slow to load, and not in every installation.
     from ppojob_cli.preflight import check_inputs
@@ -102,14 +106,6 @@ def _behind_urls(job: PPOJob) -> Iterator[Problem]:
     for url, where in remote_files.urls(job.spec).items():
         why = f"its files are fetched when the job runs, {_JUDGED}"
         yield Problem(where, shown(url), why, "fine", ReasonCode.UNREADABLE)
-
-
-def _missing(job: PPOJob) -> list[str]:
-    if not remote_files.urls(job.spec):
-        return []
-    from ppojob_trainer.remote_files import unreadable_urls  # fsspec, not in every installation
-
-    return list(unreadable_urls(job.spec))
 
 
 def _texts(value: object) -> Iterator[str]:

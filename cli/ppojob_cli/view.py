@@ -175,9 +175,6 @@ class PlainView(View):
             self._status_line = line
             self.write([line])
         self.show_new()
-        self._show_rows()
-
-    def _show_rows(self) -> None:
         status, now = self.state.status, self.clock()
         if status.rows[1] and now - max(self._rows_shown, status.since) >= _ROWS_EVERY_SECONDS:
             self._rows_shown = now

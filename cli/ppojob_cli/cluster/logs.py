@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -142,35 +143,27 @@ def _write(lines: Iterable[LogLine], width: int) -> None:
         click.echo(f"{head} {printable(line.text.expandtabs())}")
 
 
-class _Follower(threading.Thread):
+@dataclass
+class _Follower:
     """Follows the log of a pod name, across restarted containers and replacement pods."""
 
-    def __init__(
-        self,
-        connection: ClusterConnection,
-        namespace: str,
-        pod: str,
-        position: Position,
-        put: Callable[[LogLine], None],
-    ) -> None:
-        super().__init__(name=f"log of {pod}", daemon=True)
-        self._connection = connection
-        self._namespace = namespace
-        self._pod = pod
-        self._position = position
-        self._put = put
-        self._end = threading.Event()
-        self._stream: LineStream | None = None
+    connection: ClusterConnection
+    namespace: str
+    pod: str
+    position: Position
+    put: Callable[[LogLine], None]
+    _end: threading.Event = field(default_factory=threading.Event)
+    _stream: LineStream | None = None
 
     def run(self) -> None:
         """Read until `end` is called, and reopen the stream when it ends."""
         while not self._end.is_set():
-            query = {"follow": "true", "sinceTime": self._position.since}
+            query = {"follow": "true", "sinceTime": self.position.since}
             # Retried: the container has not started or is gone, or the API server gives no answer.
             with suppress(ClusterError):
-                self._stream = _open_log(self._connection, self._namespace, self._pod, **query)
-                for line in self._position.rest(stamped(self._pod, self._stream)):
-                    self._put(line)
+                self._stream = _open_log(self.connection, self.namespace, self.pod, **query)
+                for line in self.position.rest(stamped(self.pod, self._stream)):
+                    self.put(line)
             self._end.wait(_AGAIN_SECONDS)
 
     def end(self) -> None:
@@ -201,9 +194,9 @@ def _follow(
                     for name in names:
                         if name not in followers:
                             position = positions.get(name) or Position()
-                            where = (connection, job.namespace, name, position)
-                            followers[name] = _Follower(*where, lines.put)
-                            followers[name].start()
+                            new = _Follower(connection, job.namespace, name, position, lines.put)
+                            followers[name] = new
+                            threading.Thread(target=new.run, daemon=True).start()
                 look_at = time.monotonic() + _LOOK_SECONDS
             with suppress(Empty):  # wait briefly for a line, then take all available ones
                 buffer.put(lines.get(timeout=_TICK_SECONDS), time.monotonic())

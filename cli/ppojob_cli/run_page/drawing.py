@@ -37,7 +37,8 @@ def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str
         lstrip_blocks=True,
     )
     environment.filters["date"] = date
-    style, script = (_own(name) for name in ("page.css", "page.js"))
+    ours = ((_FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, script = map(Markup, ours)  # which need no escaping
     return environment.get_template("page.html").render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         style=style,
@@ -63,10 +64,6 @@ def _visible(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "\n".join(map(printable, value.split("\n")))
-
-
-def _own(name: str) -> Markup:
-    return Markup((_FOLDER / name).read_text("utf-8"))
 
 
 def _hash(text: str) -> str:

@@ -44,8 +44,10 @@ def read_samples(
     each = max(1, min(each, _MOST_SAMPLES // (kinds * max(1, len(batches)))))
     share = min(_RESPONSE_BYTES, _TEXT_BYTES // (kinds * each * max(1, len(batches))))
     for index, key in batches:
+        what = "Validation behind step" if key.purpose == "validation" else "Step"
+        title = f"{what} {key.step}" + (f", round {key.round + 1}" if key.round else "")
         if samples := list(_samples(runs[index].folder, key, each, share)):
-            yield {"run": index, "title": _title(key), "samples": samples}
+            yield {"run": index, "title": title, "samples": samples}
 
 
 def steps_with_responses(runs: Sequence[PageRun]) -> list[int]:
@@ -60,13 +62,6 @@ def _chosen_batches(folder: Path, purpose: str, steps: Collection[int]) -> list[
     if len(here) <= _DEFAULT_STEPS:
         return here
     return [here[part * (len(here) - 1) // (_DEFAULT_STEPS - 1)] for part in range(_DEFAULT_STEPS)]
-
-
-def _title(key: BatchKey) -> str:
-    again = f", round {key.round + 1}" if key.round else ""
-    return (
-        f"{'Validation behind step' if key.purpose == 'validation' else 'Step'} {key.step}{again}"
-    )
 
 
 def _samples(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[dict[str, Any]]:

@@ -64,7 +64,7 @@ class Verl:
     ) -> None:
         self.trainer = trainer
         self.engine = trainers.engine_of({key: one.value for key, one in given.items()})
-        self._defaults = {**trainer.defaults, **trainers.optimizer_defaults(self.engine)}
+        self._defaults = {**trainer.defaults, **trainers.ENGINES.get(self.engine, {})}
         self._as_typed = dict(given)
         # A key that the trainer reads by another name hides the key of that name.
         self._given = {key: given[key] for key in given if key not in trainer.names}
@@ -134,9 +134,6 @@ class Verl:
     def same(self, key: str) -> list[str]:
         """Return the given keys, as typed, with this main name."""
         return [one for one in self.typed if self.main_name(one) == key and not self.is_hidden(one)]
-
-    def as_called(self, key: str) -> str:
-        return next((name for name, one in self.trainer.names.items() if one == key), key)
 
     def is_hidden(self, key: str) -> bool:
         """Return whether a given key replaces this one for the trainer."""
@@ -310,7 +307,8 @@ class Draft:
         written = self.fields.get(path)
         if written is not None:
             yield from written.keys
-            yield from (f"{self.verl.as_called(key)} by default" for key in written.of_default)
+            called = {main: name for name, main in reversed(self.verl.trainer.names.items())}
+            yield from (f"{called.get(key, key)} by default" for key in written.of_default)
 
 
 def _field_of(key: str) -> str:

@@ -135,11 +135,7 @@ class _Reader:
                 self.run(part)
         rest = [part for part in parts if part.type not in {"variable_assignment", "file_redirect"}]
         words = [
-            Argument(word, line_of(part))
-            for part in rest
-            for word in self._words.fields(
-                part.named_children[0] if part.type == "command_name" else part
-            )
+            Argument(word, line_of(part)) for part in rest for word in self._words.fields(part)
         ]
         if words:
             self._called([word for word in words if word.text])

@@ -73,6 +73,8 @@ class Words:
         """Expand a word to arguments."""
         if node.type == "comment":
             return []
+        if node.type == "command_name":
+            return self.fields(node.named_children[0], split=split)
         if node.type == "string":
             return self._quoted(node)
         if node.type == "concatenation":
@@ -229,7 +231,7 @@ class Words:
     def _of_command(self, node: Node) -> tuple[bool | None, str]:
         if _OTHER_HARDWARE in source_of(node):
             return False, ""
-        words = [word for part in node.named_children for word in self.fields(_inner(part))]
+        words = [word for part in node.named_children for word in self.fields(part)]
         match [word for word in words if word != "--"]:
             case ["true" | ":"]:
                 return True, ""
@@ -307,10 +309,6 @@ def _is_number(node: Node) -> bool:
     while above is not None and above.type in {"binary_expression", "parenthesized_expression"}:
         above = above.parent
     return above is not None and source_of(above).startswith("((")
-
-
-def _inner(node: Node) -> Node:
-    return node.named_children[0] if node.type == "command_name" else node
 
 
 def _unescaped(text: bytes) -> str:

@@ -23,6 +23,7 @@ class Trainer:
 _TABLE: Final[dict[str, dict[str, Any]]] = YAML(typ="safe", pure=True).load(
     resources.files("ppojob_cli.verl").joinpath("trainers.yaml").read_text(encoding="utf-8")
 )
+ENGINES: Final = _TABLE["engines"]
 _TRAINERS: Final = {name: Trainer(**row) for name, row in _TABLE["trainers"].items()}
 MAIN_PPO: Final = _TRAINERS["main_ppo"]
 MAIN_PPO_V0: Final = _TRAINERS["main_ppo_v0"]
@@ -54,12 +55,6 @@ def engine_of(given: Mapping[str, JsonValue]) -> str:
         if key.partition("@")[0] in _CHOICES and isinstance(value, str)
     ]
     return chosen[-1] if chosen else "fsdp"
-
-
-def optimizer_defaults(engine: str) -> Mapping[str, JsonValue]:
-    """Return the defaults of an engine."""
-    found: Mapping[str, JsonValue] = _TABLE["engines"].get(engine, {})
-    return found
 
 
 def of_module(module: str) -> Trainer | None:
