@@ -71,10 +71,9 @@ class Words:
 
     def fields(self, node: Node, *, split: bool = True) -> list[str]:
         """Expand a word to arguments."""
-        if node.type == "comment":
-            return []
-        if node.type == "command_name":
-            return self.fields(node.named_children[0], split=split)
+        if node.type in {"command_name", "comment"}:  # a comment has no parts
+            parts = node.named_children
+            return [word for part in parts for word in self.fields(part, split=split)]
         if node.type == "string":
             return self._quoted(node)
         if node.type == "concatenation":
