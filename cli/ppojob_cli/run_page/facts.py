@@ -72,14 +72,12 @@ def _read(folder: Path, label: str) -> PageRun:
     state = RunReader(folder).read()
     config, note = _config(folder)
     events, trouble = _events(folder)
+    versions = {e.code_version for e in events if isinstance(e, journal.ControllerStarted)}
     facts = [
         ("State", list(_state_lines(state, config, folder))),
         *([] if config is None else _job_facts(config)),
         ("When", list(_time_lines(state, events))),
-        (
-            "Version",
-            sorted({e.code_version for e in events if isinstance(e, journal.ControllerStarted)}),
-        ),
+        ("Version", sorted(versions)),
         ("Not read", [line for line in (note, trouble) if line]),
     ]
     # Pods may have keys in their environment.
@@ -93,17 +91,16 @@ def _read(folder: Path, label: str) -> PageRun:
         facts=[(word, _listed(lines)) for word, lines in facts if lines],
         settings=flat(spec),
         config=manifest.to_yaml(spec) if spec else "",
-        marks=[replace(mark, text=_line(mark.text)) for mark in [*_marks(events)][-_MOST_MARKS:]],
+        marks=[
+            replace(mark, text=printable(mark.text, _LINE_CHARACTERS))
+            for mark in [*_marks(events)][-_MOST_MARKS:]
+        ],
     )
 
 
 def _listed(lines: Sequence[str]) -> list[str]:
     more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-    return [*map(_line, lines[:_MOST_LINES]), *more]
-
-
-def _line(text: str) -> str:
-    return printable(text, _LINE_CHARACTERS)
+    return [printable(line, _LINE_CHARACTERS) for line in lines[:_MOST_LINES]] + more
 
 
 def _config(folder: Path) -> tuple[RunConfig | None, str]:

@@ -43,8 +43,7 @@ SEARCH_R1_FORMAT: Final = _TRAINERS["search_r1_format"]
 OF_SEARCH_R1: Final = (SEARCH_R1, SEARCH_R1_FORMAT)
 FORKS: Final = (TINY_ZERO, *OF_SEARCH_R1)
 _ONLY_SEARCH_R1: Final = frozenset({"max_turns", "do_search", "retriever.url", "retriever.topk"})
-_CHOICES: Final = frozenset({"model_engine", "optim", "actor"})
-"""Groups of Hydra's whose choice brings an optimizer's defaults."""
+_CHOICES: Final = frozenset({"model_engine", "optim", "actor"})  # Hydra's groups with optimizers
 
 
 def engine_of(given: Mapping[str, JsonValue]) -> str:

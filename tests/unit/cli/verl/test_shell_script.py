@@ -22,7 +22,8 @@ AS_BASH = {
     "unset X; Y=${X:=new}": "a=$X b=$Y",
     "unset X; Y=${X:-$((1024 * 2))}; Z=${X:-$(((1 + 2) * 3))}": "a=$Y b=$Z",
     "N=7; M=$((N / 2 + N % 4)); K=$(((N - 1) * -2))": "a=$M b=$K c=$((N > 3 && M <= 6))",
-    "P=/a/b.tar.gz": "a=${P##*/} b=${P%.gz} c=${P%%.*} d=${P#/} e=${P/a/c} f=${P//[.]/_}",
+    "P=/a/b.tar.gz": "a=${P##*/} b=${P%.gz} c=${P%%.*} d=${P#/} e=${P/a/c} f=${P//[.]/_}"
+    " g=${P#*a} h=${P%b*} i=${P/?b*z/-} j=${P%zip}",
     "W=AbC": "a=${W,,} b=${W^^} c=${#W}",
     "B=$(basename /x/y.sh .sh); D=$(dirname -- /x/y.sh)": "a=$B b=$D",
     "D=$(false && echo one || echo two)": "a=$D",
