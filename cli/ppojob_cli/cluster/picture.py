@@ -30,7 +30,7 @@ _HEADS: Final = {
     "roles": ("role", "ready", "restarts"),
     "conditions": ("condition", "status", "reason", "since"),
 }
-Block = tuple[str, list[tuple[str, ...]]]
+Block = tuple[str, Sequence[tuple[str, ...]]]
 """A label of at most ten letters, and rows of cells, all of the same length."""
 
 
@@ -106,7 +106,7 @@ def _words(status: PPOJobStatus | FailureRecord) -> str:
     return f"{status.reason}: {status.message}" if status.message else status.reason
 
 
-def _cells(label: str, rows: list[tuple[str, ...]]) -> list[Sequence[str]]:
+def _cells(label: str, rows: Sequence[tuple[str, ...]]) -> list[Sequence[str]]:
     heads: list[Sequence[str]] = [_HEADS[label]] if label in _HEADS else []
     return heads + [[printable(cell) for cell in row] for row in rows]
 
@@ -118,7 +118,7 @@ def _aligned(rows: list[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{cell:<{width}}" for cell, width in cells).rstrip()
 
 
-def _table(label: str, rows: list[tuple[str, ...]]) -> RenderableType:
+def _table(label: str, rows: Sequence[tuple[str, ...]]) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     for index, row in enumerate(_cells(label, rows)):
         is_head = index == 0 and label in _HEADS

@@ -307,7 +307,7 @@ class Draft:
         written = self.fields.get(path)
         if written is not None:
             yield from written.keys
-            called = {main: name for name, main in reversed(self.verl.trainer.names.items())}
+            called = {main: name for name, main in self.verl.trainer.names.items()}
             yield from (f"{called.get(key, key)} by default" for key in written.of_default)
 
 
