@@ -60,6 +60,10 @@ class _EndError(Exception):
     """The script exits."""
 
 
+class _ReturnError(_EndError):
+    """The function returns, or the script outside of functions."""
+
+
 def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
     """Read a script of that name; `variables` is what it finds in its environment."""
     root = parsed(text)
@@ -151,9 +155,10 @@ class _Reader:
             arguments = [*words[at + 1 :], *_of_torchrun(words[:at])]
             self.script.launches.append(Launch(words[at].text, words[at].line, arguments))
         elif name in self._functions:
-            self.run(self._functions.pop(name))
+            with suppress(_ReturnError):
+                self.run(self._functions.pop(name))
         elif name in {"exit", "exec", "return"}:
-            raise _EndError
+            raise _ReturnError if name == "return" else _EndError
 
     def _run_list(self, node: Node) -> None:
         left, right = node.named_children

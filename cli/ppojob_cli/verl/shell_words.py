@@ -221,7 +221,7 @@ class Words:
             if is_good is None or is_good == (source_of(node.children[1]) == "||"):
                 return is_good, text
             is_good, more = self._answer(right)
-            return is_good, text + more
+            return is_good, "\n".join(filter(None, (text, more)))
         if kind in {"test_command", "compound_statement"}:
             inner = node.named_children
             return (self._holds(inner[0]) if len(inner) == 1 else None), ""
