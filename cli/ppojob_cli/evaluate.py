@@ -36,10 +36,6 @@ class Rewards:
     description: str = "the built-in scorers of the data sources"  # for people
     is_function: bool = False  # whether they come from `--function`
 
-    def named(self, problem: str) -> str:
-        """Replace the spec field in a message of the pool by the option, if there is one."""
-        return _OF_FUNCTION.sub("--function", problem) if self.is_function else problem
-
 
 @click.command()
 @click.argument("rows", metavar="ROWS", type=click.Path(path_type=Path))
@@ -185,7 +181,9 @@ def _scored(
             for step, answers in steps.items():
                 found[step] = score_answers(answers, pool, on_scored)
     except (ConfigError, RewardFailed) as problem:
-        for line in rewards.named(str(problem)).splitlines():
+        # Messages of the pool name the field of a job.
+        told = _OF_FUNCTION.sub("--function", str(problem)) if rewards.is_function else str(problem)
+        for line in told.splitlines():
             click.echo(printable(line), err=True)
         raise SystemExit(problem.exit_status) from None
     return found

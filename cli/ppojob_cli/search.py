@@ -105,8 +105,7 @@ def retrieve(folder: Path, port: int, address: str, topk: int, encoder: Path | N
         try:
             server = retrieve_server(retriever, address, port, topk=topk)
         except OSError as error:
-            got = f"{address}:{port}"
-            why = f"got {got}: {error.strerror or error}"
+            why = f"got {address}:{port}: {error.strerror or error}"
             raise InputError(f"--port: {why}; a free port and an own address") from None
         with closing(server):
             server.start()

@@ -26,9 +26,6 @@ from ppojob_api import suggestions
 from ppojob_api.foreign_names import Row
 from ppojob_cli.verl.settings import value_of
 
-HYDRA_GROUP: Final = "model_engine"
-"""The key that stands for all choices of a group (`actor@actor_rollout_ref.actor`)."""
-
 _TITLE: Final = "\n## "
 _PROSE: Final = "> "
 
@@ -106,7 +103,8 @@ _OF_SFT: Final = {
 
 def find(name: str) -> Key | None:
     """Return the row of a key, or that of a pattern with the key."""
-    return _find(HYDRA_GROUP if "@" in name or name in _OF_SFT else _in_full(name))
+    # Of all choices of Hydra's groups, such as actor@actor_rollout_ref.actor, one key has the row.
+    return _find("model_engine" if "@" in name or name in _OF_SFT else _in_full(name))
 
 
 def _in_full(name: str) -> str:

@@ -217,5 +217,5 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError:
         raise ValueError("it is no text in UTF-8") from None
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        why = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot be read ({why})") from None
