@@ -28,13 +28,11 @@ ALGORITHM_RULES = rules(
     spec.algorithm | dynamicSampling.maxRounds | OutOfRange
         so many rounds of promptsPerRound never fill a batch of promptsPerStep
         ${self.promptsPerStep}; more rounds, or more prompts a round
-    when: has(self.dynamicSampling) && has(self.dynamicSampling.promptsPerRound)
     must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
         >= self.promptsPerStep
 
     spec.algorithm | groupFilter.keep | OutOfRange
         all of them are kept; less than samplesPerPrompt ${self.samplesPerPrompt}
-    when: has(self.groupFilter)
     must: self.groupFilter.keep < self.samplesPerPrompt
 
     spec.algorithm | groupFilter.keep | OutOfRange
@@ -46,7 +44,6 @@ ALGORITHM_RULES = rules(
 
     spec.algorithm.dynamicSampling | meanAbove | OutOfRange
         no mean is above it and below meanBelow ${self.meanBelow}; less than that
-    when: has(self.meanAbove) && has(self.meanBelow)
     must: self.meanAbove < self.meanBelow
 
     spec.algorithm | gdpo | Required
@@ -69,7 +66,6 @@ ALGORITHM_RULES = rules(
     spec.algorithm.ppo | lambda | NoEffect
         criticLambda and lengthAdaptiveAlpha take its place; remove it
     when: has(self.criticLambda) && has(self.lengthAdaptiveAlpha)
-    must: self.lambda == 1.0
 
     spec.algorithm.gdpo | rewardWeights | OutOfRange
         each of rewardKeys ${self.rewardKeys.size()} needs a weight; as many, or none
@@ -88,14 +84,12 @@ ALGORITHM_RULES = rules(
 
     spec | critic.valueClip | NoEffect | here
         a process reward model (algorithm.type: prime) has no values; remove it
-    when: self.algorithm.type == 'prime' && has(self.critic)
-    must: $UNSET
+    when: self.algorithm.type == 'prime'
 
     spec | rewardModel | Conflict | here
         the process reward model of algorithm.type: prime needs scores from 0 to 1, and a reward
         model's are unbounded; remove it, or another algorithm.type
     when: self.algorithm.type == 'prime'
-    must: $UNSET
 
     spec | rewards | OutOfRange
         the process reward model of algorithm.type: prime learns errorScore like other scores; from
@@ -106,64 +100,53 @@ ALGORITHM_RULES = rules(
 
     spec | critic.referencePath | NoEffect | here
         a critic that estimates values has no reference; remove it, or algorithm.type: prime
-    when: self.algorithm.type != 'prime' && has(self.critic)
-    must: $UNSET
+    when: self.algorithm.type != 'prime'
 
     spec.algorithm | resampling | NotInThisVersion | here
         resampling with type: prime: not in this version; remove it
     when: self.type == 'prime'
-    must: $UNSET
 
     spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
         it is longer than a response; at most data.maxResponseTokens
         ${self.data.maxResponseTokens}
-    when: has(self.algorithm.overlongPenalty)
     must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
 
     spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
         gdpo uses raw rewards, without penalties on the score; remove it
     when: self.type == 'gdpo'
-    must: $UNSET
 
     spec.algorithm | certaintyReward | NotInThisVersion | here
         the estimator ${self.type} reads raw rewards: not in this version; remove it, or another
         type
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
-    must: !has(self.certaintyReward)
 
     spec | agent | NotInThisVersion
         certaintyReward.type: answer_probability needs single-turn responses; remove it, or another
         certaintyReward.type
-    when: has(self.algorithm.certaintyReward)
-        && self.algorithm.certaintyReward.type == 'answer_probability'
-    must: !has(self.agent)
+    when: self.algorithm.certaintyReward.type == 'answer_probability'
 
     spec.algorithm | certaintyReward.type | NoEffect | here
         it is negative, and maxrl learns nothing from groups with a negative mean; self_certainty,
         or another algorithm.type
-    when: self.type == 'maxrl' && has(self.certaintyReward) && !self.certaintyReward.besideScores
+    when: self.type == 'maxrl' && !self.certaintyReward.besideScores
     must: self.certaintyReward.type != 'negative_entropy'
 
     spec.algorithm | dynamicSampling positiveExamples scoreClip | NoEffect | here
         certaintyReward replaces the scores that it reads; remove it, or certaintyReward with
         besideScores: true
-    when: has(self.certaintyReward) && !self.certaintyReward.besideScores
-    must: $UNSET
+    when: !self.certaintyReward.besideScores
 
     spec.algorithm | groupFilter.metric | NoEffect | here
         certaintyReward replaces the scores that it reads; length, or certaintyReward with
         besideScores: true
-    when: has(self.groupFilter) && has(self.certaintyReward) && !self.certaintyReward.besideScores
-    must: self.groupFilter.metric == 'length'
+    when: !self.certaintyReward.besideScores
 
     spec.algorithm.scoreClip | high | OutOfRange
         no score is between the limits; more than low ${self.low}
-    when: has(self.low) && has(self.high)
     must: self.low < self.high
 
     spec.algorithm | scoreClip | Required
         it has no limit; low, high or both
-    when: has(self.scoreClip)
     must: has(self.scoreClip.low) || has(self.scoreClip.high)
 
     spec.algorithm | dynamicSampling | NotInThisVersion
@@ -178,13 +161,11 @@ ALGORITHM_RULES = rules(
 
     spec.algorithm | miniBatchPrompts | OutOfRange
         it does not divide promptsPerStep ${self.promptsPerStep}; a divisor of it
-    when: has(self.miniBatchPrompts)
     must: self.miniBatchPrompts <= self.promptsPerStep
         && self.promptsPerStep % self.miniBatchPrompts == 0
 
     spec | critic.miniBatchPrompts | OutOfRange
         it does not divide promptsPerStep ${self.algorithm.promptsPerStep}; a divisor of it
-    when: has(self.critic) && has(self.critic.miniBatchPrompts)
     must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
         && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
 
@@ -192,7 +173,6 @@ ALGORITHM_RULES = rules(
         entropyControl begins with it and keeps within minCoefficient
         ${self.entropyControl.minCoefficient} and maxCoefficient
         ${self.entropyControl.maxCoefficient}; a number between them
-    when: has(self.entropyControl)
     must: self.entropyControl.minCoefficient <= self.entropyCoefficient
         && self.entropyCoefficient <= self.entropyControl.maxCoefficient
 
@@ -212,12 +192,10 @@ ALGORITHM_RULES = rules(
     spec | model.freezeRouters | NoEffect
         LoRA freezes all base weights; remove it, or model.lora
     when: has(self.model.lora)
-    must: !self.model.freezeRouters
 
     spec | model.mtp | NotInThisVersion | here
         a layer beside adapters (model.lora): not in this version; remove it, or model.lora
     when: has(self.model.lora)
-    must: $UNSET
 
     spec | model.freezeVisionTower | Conflict | here
         LoRA freezes all base weights, the vision tower's too; true, or no model.lora
@@ -233,12 +211,11 @@ ALGORITHM_RULES = rules(
     spec | $OF_ROUTERS | NoEffect
         it has no effect on frozen routers (model.freezeRouters, or model.lora); remove it
     when: self.model.freezeRouters || has(self.model.lora)
-    must: self.$FIELD == 0.0
 
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing load no adapters; an export, which has merged weights,
         as model.path
-    when: has(self.model.lora) && has(self.model.lora.path)
+    when: has(self.model.lora.path)
     must: !self.steps.validateOnly && !self.steps.generateOnly
 
     spec | reference roles.reference | NoEffect

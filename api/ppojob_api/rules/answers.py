@@ -11,38 +11,31 @@ ANSWER_RULES = rules(
     spec.algorithm | samplesPerPrompt | OutOfRange
         type ${self.type} reads responses from the data; 1, or remove it
     when: self.type in $GIVEN
-    must: self.samplesPerPrompt == 1
 
     spec.algorithm | $OF_RESPONSES | NoEffect | here
         type ${self.type} has no rollouts and no advantages; remove it
     when: self.type in $GIVEN
-    must: $UNSET
 
     spec.algorithm | lossAggregation | NoEffect | here
         type ${self.type} averages the losses of whole responses; remove it
     when: self.type in $OF_ANSWERS
-    must: $UNSET
 
     spec | data.answerKey | NoEffect | here
         preference pairs are read from data.chosenKey and data.rejectedKey; remove it
     when: self.algorithm.type in $PAIRS
-    must: $UNSET
 
     spec | data.chosenKey data.rejectedKey | NoEffect | here
         it has no effect with another algorithm.type than $PAIR_NAMES; remove it
     when: !(self.algorithm.type in $PAIRS) && !self.data.splitPairs
-    must: $UNSET
 
     spec | data.answerKey data.labelKey | NoEffect | here
         preference pairs are read from data.chosenKey and data.rejectedKey; remove it
     when: self.algorithm.type == 'kto' && self.data.splitPairs
-    must: $UNSET
 
     spec | data.toolsKey | NoEffect | here
         it has no effect with another algorithm.type than sft, dpo and kto, without
         data.demonstrations; remove it
     when: !(self.algorithm.type in ['sft', 'dpo', 'kto']) && self.data.demonstrations.size() == 0
-    must: $UNSET
 
     spec | data.demonstrations | Required | here
         algorithm.supervised trains on demonstrations; a list of files, or remove
@@ -53,12 +46,10 @@ ANSWER_RULES = rules(
     spec | $OF_SUPERVISED | NoEffect | here
         it has no effect without algorithm.supervised; remove it, or give algorithm.supervised
     when: !has(self.algorithm.supervised) || self.algorithm.type in $GIVEN
-    must: $UNSET
 
     spec.algorithm | supervised.rowsPerStep | OutOfRange | here
         each optimizer step needs at least one demonstration; at least the optimizer steps of a step
         ${$UPDATES}
-    when: has(self.supervised)
     must: $SUPERVISED_ROWS >= $UPDATES
 
     spec.algorithm.supervised | coefficient | OutOfRange | here
@@ -74,7 +65,7 @@ ANSWER_RULES = rules(
 
     spec.algorithm.supervised | decaySteps | OutOfRange | here
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
-    when: has(self.decaySteps) && self.schedule != 'constant'
+    when: self.schedule != 'constant'
     must: self.decaySteps > self.warmupSteps
 
     spec.algorithm.supervised | minCoefficient | OutOfRange | here
@@ -91,12 +82,11 @@ ANSWER_RULES = rules(
     spec | data.guidanceKey | NoEffect | here
         it has no effect without algorithm.guidance; remove it, or give algorithm.guidance
     when: !has(self.algorithm.guidance)
-    must: $UNSET
 
     spec.algorithm | guidance.samples | OutOfRange
         at least one response of a prompt must be on-policy; below samplesPerPrompt
         ${self.samplesPerPrompt}
-    when: has(self.guidance) && !(self.type in $GIVEN)
+    when: !(self.type in $GIVEN)
     must: self.guidance.samples < self.samplesPerPrompt
 
     spec.algorithm | type | Conflict
@@ -119,13 +109,11 @@ ANSWER_RULES = rules(
     spec.algorithm | kl.unbiased | Conflict
         the old policy did not generate the off-policy responses of guidance; false, or no guidance
     when: has(self.guidance)
-    must: !self.kl.unbiased
 
     spec | agent | NotInThisVersion
         agents with algorithm.guidance, whose responses are single-turn: not in this version; remove
         it, or algorithm.guidance
     when: has(self.algorithm.guidance)
-    must: $UNSET
 
     spec.algorithm | promptsPerStep | OutOfRange | here
         kto also pairs each prompt with the answer to another one of its step; at least 2, or
@@ -136,12 +124,10 @@ ANSWER_RULES = rules(
     spec.algorithm | $BESIDE_PAIRS | NoEffect | here
         type: online_dpo has a preference loss of its own; remove it
     when: self.type == 'online_dpo'
-    must: $UNSET
 
     spec.algorithm | routerBalanceCoefficient routerZCoefficient routerBiasRate | NotInThisVersion
         router training with a preference loss: not in this version; remove it
     when: self.type == 'online_dpo'
-    must: self.$FIELD == 0.0
 
     spec.algorithm.kto | undesirableWeight | NoEffect | here
         all weights are 0, so nothing is learnt; a number above 0
@@ -156,28 +142,23 @@ ANSWER_RULES = rules(
     spec | data.applyChatTemplateKwargs data.templateColumns | NoEffect | here
         a reward model renders conversations with its template alone; remove it
     when: self.algorithm.type == 'reward_model'
-    must: $UNSET
 
     spec | $OF_ROLLOUTS | NoEffect | here
         nothing is generated or scored with algorithm.type ${self.algorithm.type}; remove it
     when: self.algorithm.type in $GIVEN
-    must: $UNSET
 
     spec | steps.validateOnly steps.generateOnly | Conflict | here
         a job generates nothing with algorithm.type ${self.algorithm.type}; a job of another type,
         with the export as its model
     when: self.algorithm.type in $GIVEN
-    must: $UNSET
 
     spec | data.maxPicturePixels data.minPicturePixels model.freezeVisionTower | NoEffect | here
         a reward model is trained on text only; remove it
     when: self.algorithm.type == 'reward_model'
-    must: $UNSET
 
     spec | model.mtp | NotInThisVersion | here
         with algorithm.type ${self.algorithm.type}: not in this version; remove it
     when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
-    must: $UNSET
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling positiveExamples",

@@ -23,7 +23,7 @@ POD_RULES = rules(
 
     spec.pods[].tolerations[] | value | NoEffect
         it has no effect with operator: Exists; remove it, or operator: Equal
-    when: has(self.value) && self.value != ''
+    when: self.value != ''
     must: !has(self.operator) || self.operator == 'Equal'
 
     spec.pods[].tolerations[] | tolerationSeconds | Conflict
@@ -50,12 +50,10 @@ POD_RULES = rules(
 
     spec.pods[] | memory sharedMemory | OutOfRange | here
         it is too small for a process; at least 1Mi, such as 16Gi
-    when: has(self.$FIELD)
     must: !self.$FIELD.matches('[0-9mk]$')
 
     spec.pods[] | gpuResource | BadForm | here
         a quota is no device; DOMAIN/NAME, such as nvidia.com/gpu
-    when: has(self.gpuResource)
     must: !self.gpuResource.startsWith('requests.')
 
     spec.scheduling | kueue | Required

@@ -15,7 +15,6 @@ POLICY_LOSS_RULES = rules(
         it has no effect with type ${self.type}; remove it, or type: clip
     when: self.type != 'clip' && (self.type != 'bypass'
         || has(self.bypass) && self.bypass.form == 'reinforce')
-    must: $UNSET
 
     spec.algorithm.policyLoss | dualClip | OutOfRange
         it bounds ratios above 1; above 1, or 0 for none
@@ -45,7 +44,6 @@ POLICY_LOSS_RULES = rules(
         policyLoss.type ${self.policyLoss.type} has one loss for all tokens of a response; 1, or
         another type
     when: !(self.type in $GIVEN) && self.policyLoss.type in $OF_ROWS
-    must: self.highEntropyShare == 1.0
 
     spec.algorithm | lossAggregation | Conflict
         policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
@@ -68,16 +66,13 @@ POLICY_LOSS_RULES = rules(
     spec.algorithm | rolloutCorrection.weights | NoEffect
         policyLoss.bypass.form: clip has the ratio to the engine already; none, or form: reinforce
     when: $IS_BYPASS && !($IS_REINFORCE) && has(self.rolloutCorrection)
-    must: self.rolloutCorrection.weights == 'none'
 
     spec.algorithm | rolloutCorrection.weights | NoEffect
         policyLoss.type ${self.policyLoss.type} has the ratio to the engine already; none
     when: self.policyLoss.type in $HAVE_THE_RATIO && has(self.rolloutCorrection)
-    must: self.rolloutCorrection.weights == 'none'
 
     spec.algorithm.rolloutCorrection | weightFloor | OutOfRange
         no weight lies between it and weightLimit ${self.weightLimit}; at most that
-    when: has(self.weightFloor)
     must: self.weightFloor <= self.weightLimit
 
     spec.algorithm.rolloutCorrection | rejection | Conflict | here

@@ -117,7 +117,6 @@ ROLE_RULES = (
         spec | roles.actorRollout.parallelism.$WAY | NotInThisVersion | here
             with model.mtp: not in this version; 1, or no model.mtp
         when: has(self.model.mtp)
-        must: self.$FIELD == 1
         """,
         each=({"WAY": way} for way in ("sequence", "tensor", "pipeline", "expert")),
     ),
@@ -126,7 +125,7 @@ ROLE_RULES = (
         spec | $MODEL.lora.dropout | NotInThisVersion | here
             dropout with sequence or tensor parallelism in roles.$ROLE: not in this version; 0, or
             parallelism without sequence and tensor
-        when: has(self.$MODEL) && has(self.$MODEL.lora) && $LIVES_THERE
+        when: has(self.$MODEL) && $LIVES_THERE
         must: self.$MODEL.lora.dropout == 0.0
             || self.roles.$ROLE.parallelism.sequence * self.roles.$ROLE.parallelism.tensor == 1
         """,
@@ -139,7 +138,7 @@ ROLE_RULES = (
         spec | $MODEL.lora.baseType | NotInThisVersion | here
             with tensor parallelism in roles.$ROLE: not in this version; remove it, or parallelism
             without tensor
-        when: has(self.$MODEL) && has(self.$MODEL.lora) && has(self.$FIELD) && $LIVES_THERE
+        when: has(self.$MODEL) && has(self.$FIELD) && $LIVES_THERE
         must: self.roles.$ROLE.parallelism.tensor == 1
         """,
         each=(
@@ -170,12 +169,10 @@ ROLE_RULES = (
             roles.actorRollout.offload
         when: has(self.model.lora) && !has(self.model.lora.modulesToSave) && !has(self.reference)
             && has(self.roles.reference) && self.roles.reference.colocateWith != 'none'
-        must: self.$FIELD.size() == 0
 
         $DEVICES | cpu | Conflict | here
             threads would share cores; at least the ranks of a pod times threadsPerRank
             ${$THREADS}, or fewer threadsPerRank
-        when: has(self.cpu)
         must: self.cpu >= $THREADS
 
         $DEVICES | ranksPerReplica | Conflict
@@ -202,7 +199,7 @@ ROLE_RULES = (
         $MODELS | parallelism.dataShard | Conflict
             it does not divide the data-parallel ranks; a divisor of these ${$OWN_RANKS / $WITHIN},
             or remove it
-        when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
+        when: $OWN_RANKS % $WITHIN == 0
         must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
         $MODELS | parallelism.expert | Conflict

@@ -13,10 +13,10 @@ from pydantic.alias_generators import to_snake
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import cel
-from ppojob_api.shape import Member, members, members_at
+from ppojob_api.shape import Member, PathKey, at, members, members_at
 
 _HEAD: Final = re.compile(r"[^|]*\|[^|]*\| *[A-Z]\w+(?: \| here)?")
-_BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
+_BODY: Final = re.compile(r"(.+?)(?: when: (.+?))?(?: must: (.+))?")
 _VALUE: Final = re.compile(r" \$\{(.+?)\}")
 _UNSET: Final = re.compile(r"\$UNSET(?:\(([\w ]+)\))?")
 _ONE_OF: Final = re.compile(r"\$ONE_OF\(([\w ]+)\)")
@@ -120,7 +120,9 @@ def rules(
     Its first line has sections, fields and the reason code, separated by `|`, and `here` for a rule
     that is not evaluated at admission. The rule applies to each of several sections or fields; a
     second such line adds others. What is wrong and what is allowed follows, then `when:` if the
-    rule is not for all jobs, then `must:`.
+    rule is not for all jobs, then `must:`. Without `must:` the field must have its default. A rule
+    applies only where the optional fields that it reads are given, unless it asks for them by
+    `has`.
 
     In it `$NAME` stands for a macro, `$SECTION` and `$FIELD` for those of the rule, `$TYPE` for the
     field in snake_case. `$UNSET` is CEL for "the field has its default", `$UNSET(a b)` for "these
@@ -157,15 +159,40 @@ def _rules_with(head: str, body: re.Match[str]) -> Iterator[Rule]:
         for field in fields.split() or [""]:
             macros = {"SECTION": section, "FIELD": field, "TYPE": to_snake(field)}
             text, when, holds = (
-                Template(part or "").safe_substitute(macros) for part in body.groups()
+                Template(part or "").safe_substitute(macros) for part in body.groups("")
             )
-            holds = _UNSET.sub(partial(_all_unset, section=section, field=field), holds)
-            holds = _ONE_OF.sub(_one_given, holds)
+            unset = partial(_all_unset, section=section, field=field)
+            holds = _ONE_OF.sub(_one_given, _UNSET.sub(unset, holds or "$UNSET"))
+            if given := _given(section, when, holds):
+                when = f"{given} && ({when})" if "||" in when else f"{given} && {when or 'true'}"
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
 
 
+def _path(section: str) -> PathKey:
+    """The section's path; of a list the first item."""
+    keys = section.replace("[]", ".0").split(".") if section else ()
+    return tuple(int(key) if key == "0" else key for key in keys)
+
+
+def _given(section: str, when: str, holds: str) -> str:
+    """CEL for "the optional fields that are read are given", but for those that `has` asks for."""
+    root, text = at(_path(section)), f"{when} {holds}"
+    asked = set(re.findall(r"has\((self[.\w]+)\)", text))
+    given: dict[str, None] = {}
+    for path in dict.fromkeys(re.findall(r"\bself((?:\.\w+)+)", text)):
+        shape, value = root, "self"
+        for key in path.split(".")[1:]:
+            found = members(shape.model).get(key.strip("_")) if shape and shape.model else None
+            if found is None:
+                break
+            shape, value = found.shape, f"{value}.{key}"
+            if shape.optional and value not in asked:
+                given[f"has({value})"] = None
+    return " && ".join(given)
+
+
 def _all_unset(found: re.Match[str], *, section: str, field: str) -> str:
-    above = [int(key) if key == "0" else key for key in section.replace("[]", ".0").split(".")]
+    above = _path(section)
     conditions = []
     for name in (found[1] or field).split():
         *inner, last = name.split(".")

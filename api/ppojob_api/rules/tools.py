@@ -9,19 +9,15 @@ TOOL_RULES = rules(
         the template renders all turns of a conversation with data.applyChatTemplateKwargs; remove
         it, or agent
     when: has(self.agent)
-    must: $UNSET
 
     spec | agent.toolRewards | NoEffect | here
         algorithm.certaintyReward ignores tool rewards; tell, or certaintyReward with besideScores:
         true
-    when: has(self.agent) && has(self.algorithm.certaintyReward)
-        && !self.algorithm.certaintyReward.besideScores
-    must: self.agent.toolRewards == 'tell'
+    when: !self.algorithm.certaintyReward.besideScores
 
     spec | agent.toolRewards | NoEffect | here
         distillation does not train on rewards; tell
-    when: has(self.agent) && self.algorithm.type == 'distillation'
-    must: self.agent.toolRewards == 'tell'
+    when: self.algorithm.type == 'distillation'
 
     spec.agent | cutTurns | NoEffect | here
         only turnTokens can cut a turn before the row ends; turnTokens, or end
@@ -99,7 +95,6 @@ TOOL_RULES = rules(
     spec.agent.tools[].source | tool | NoEffect | here
         it is a name at a server; remove it, or name the mcpServer
     when: !has(self.mcpServer)
-    must: !has(self.tool)
 
     spec.agent | tools | NotOneOf | here
         no item of mcpServers has the name of its mcpServer; the name of one
@@ -118,17 +113,14 @@ TOOL_RULES = rules(
     spec.agent.tools[].source | function | NoEffect | here
         it is in the file of path or configMap; remove it
     when: !has(self.path) && !has(self.configMap)
-    must: !has(self.function)
 
     spec.agent.mcpServers[] spec.agent.tools[].source | keyVariable | NoEffect | here
         only a url takes a key; remove it, or a url
     when: !has(self.url)
-    must: !has(self.keyVariable)
 
     spec.agent.tools[] | config | NoEffect | here
         only code of path or configMap has settings; remove it
-    when: has(self.source) && !has(self.source.path) && !has(self.source.configMap)
-    must: self.config.size() == 0
+    when: !has(self.source.path) && !has(self.source.configMap)
 
     spec.agent.interactions[] | name | NotOneOf | here
         no interaction of this name is built in; one of $INTERACTIONS, or a source
@@ -138,17 +130,14 @@ TOOL_RULES = rules(
     spec.agent.interactions[] | interface | NoEffect | here
         a built-in interaction is no program; remove it, or give a source
     when: !has(self.source) && self.name in $INTERACTION_WORDS
-    must: self.interface == 'messages'
 
     spec.agent | tools | Conflict | here
         a program (interactions[].interface) brings its own tools; remove them
     when: !self.interactions.all(one, one.interface == 'messages')
-    must: self.tools.size() == 0
 
     spec.agent.tools[] spec.agent.interactions[] | config | NoEffect | here
         a built-in tool or user simulator has no settings; remove it, or give a source
     when: !has(self.source) && self.name in $BUILT_IN_WORDS && self.name != 'search'
-    must: self.config.size() == 0
 
     spec.agent.tools[] spec.agent.interactions[] | source.function | Required | here
         the name ${self.name} is no name of Python; that of a function or class
@@ -159,12 +148,10 @@ TOOL_RULES = rules(
     spec | roles.tools | NoEffect | here
         it has no effect without tools; remove it, or name some in agent.tools
     when: !has(self.agent) || self.agent.tools.size() + self.agent.interactions.size() == 0
-    must: $UNSET
 
     spec | roles.retriever | NoEffect | here
         it has no effect without a corpus; remove it, or say agent.retriever
     when: !has(self.agent) || !has(self.agent.retriever)
-    must: $UNSET
     """,
     CODE_MAPS="spec.rewards[].source.configMap spec.agent.tools[].source.configMap"
     " spec.agent.interactions[].source.configMap"
