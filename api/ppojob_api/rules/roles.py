@@ -125,7 +125,7 @@ ROLE_RULES = (
         spec | $MODEL.lora.dropout | NotInThisVersion | here
             dropout with sequence or tensor parallelism in roles.$ROLE: not in this version; 0, or
             parallelism without sequence and tensor
-        when: has(self.$MODEL) && $LIVES_THERE
+        when: $LIVES_THERE
         must: self.$MODEL.lora.dropout == 0.0
             || self.roles.$ROLE.parallelism.sequence * self.roles.$ROLE.parallelism.tensor == 1
         """,
@@ -138,7 +138,7 @@ ROLE_RULES = (
         spec | $MODEL.lora.baseType | NotInThisVersion | here
             with tensor parallelism in roles.$ROLE: not in this version; remove it, or parallelism
             without tensor
-        when: has(self.$MODEL) && has(self.$FIELD) && $LIVES_THERE
+        when: has(self.$FIELD) && $LIVES_THERE
         must: self.roles.$ROLE.parallelism.tensor == 1
         """,
         each=(

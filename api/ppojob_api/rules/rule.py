@@ -163,8 +163,9 @@ def _rules_with(head: str, body: re.Match[str]) -> Iterator[Rule]:
             )
             unset = partial(_all_unset, section=section, field=field)
             holds = _ONE_OF.sub(_one_given, _UNSET.sub(unset, holds or "$UNSET"))
-            if given := _given(section, when, holds):
-                when = f"{given} && ({when})" if "||" in when else f"{given} && {when or 'true'}"
+            given = _given(section, f"{when} {holds}")
+            when = f"({when})" if given and "||" in when else when
+            when = " && ".join(filter(None, (*given, when)))
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
 
 
@@ -174,21 +175,22 @@ def _path(section: str) -> PathKey:
     return tuple(int(key) if key == "0" else key for key in keys)
 
 
-def _given(section: str, when: str, holds: str) -> str:
-    """CEL for "the optional fields that are read are given", but for those that `has` asks for."""
-    root, text = at(_path(section)), f"{when} {holds}"
+def _given(section: str, text: str) -> list[str]:
+    """CEL that asks for the optional fields which a rule reads, but for those that it asks for."""
     asked = set(re.findall(r"has\((self[.\w]+)\)", text))
-    given: dict[str, None] = {}
+    given: list[str] = []
+    root = at(_path(section))
     for path in dict.fromkeys(re.findall(r"\bself((?:\.\w+)+)", text)):
-        shape, value = root, "self"
+        shape, value, above = root, "self", []
         for key in path.split(".")[1:]:
             found = members(shape.model).get(key.strip("_")) if shape and shape.model else None
             if found is None:
                 break
             shape, value = found.shape, f"{value}.{key}"
+            above += [f"has({value})"] * shape.optional
             if shape.optional and value not in asked:
-                given[f"has({value})"] = None
-    return " && ".join(given)
+                given += above
+    return list(dict.fromkeys(given))
 
 
 def _all_unset(found: re.Match[str], *, section: str, field: str) -> str:
