@@ -6,7 +6,7 @@ pod takes about a kilobyte, a child object less than two.
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -296,13 +296,6 @@ class Cache:
         records = self._jobs.get(key)
         if records is not None:
             records.refused.pop(child_key(manifest), None)
-
-    def keep_refusals(self, key: JobKey, wanted: Set[tuple[ChildKind, str]]) -> None:
-        """Forget the refusals of objects that are no longer desired; enqueues the job."""
-        records = self._jobs.get(key)
-        if records is not None and not records.refused.keys() <= wanted:
-            records.refused = {one: why for one, why in records.refused.items() if one in wanted}
-            self._enqueue(key)
 
     def _jobs_on(self, node: str) -> list[JobKey]:
         return [

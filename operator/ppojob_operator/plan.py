@@ -18,7 +18,7 @@ from ppojob_operator.conditions import (
 )
 from ppojob_operator.policies.ending import crashed_pods, deadline_in, expiry_in, lost_pods
 from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
-from ppojob_operator.reconcile_context import ReconcileContext, reconcile_context
+from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Action, DeleteJob, Emit, Job, Observed, Plan, Time
@@ -36,7 +36,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:
         return _refusal(job, accepted, now, expiry)
-    here = reconcile_context(job, None if problems else job.manifest, accepted, observed, now)
+    here = ReconcileContext(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
     lost = (
         *lost_pods(observed, settings.node_silence_seconds, now),

@@ -19,7 +19,6 @@ from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of, role_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
-from ppojob_operator.changes import written_objects
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import ConditionType, condition, event_time, holds, rfc3339
 from ppojob_operator.errors import (
@@ -181,7 +180,6 @@ class Reconciler:
         After a failed wave nothing more is created or applied. Deletions are still executed: a
         refused object must not prevent a job from stopping, nor the deletion of lost pods.
         """
-        self._cache.keep_refusals(job.key, written_objects(plan.waves))
         failed: list[ClusterError] = []
         for wave in plan.waves:
             due = [one for one in wave if not failed or not isinstance(one, _WRITING)]
