@@ -24,26 +24,18 @@ _ONE_OF: Final = re.compile(r"\$ONE_OF\(([\w ]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold in a section; checked by the API server, `ppojob validate` and the pods.
+    """What must hold in a section; checked by the API server, `ppojob validate` and the pods."""
 
-    Attributes:
-        section: Its path; `self` is the section's value. `[]` is any item of a list.
-        field: The field that is reported, a path below the section; empty: the section.
-        holds: CEL; true for a valid job.
-        text: What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses; the
-            API server omits it, since joined texts may exceed its cost limit.
-        code: Stable word for programs.
-        when: CEL; the rule applies to jobs for which it is true. Empty: to all.
-        at_admission: Whether the API server evaluates it too. Each rule there makes each write of
-            a job slower, so rules for rare mistakes are left to the operator.
-    """
-
-    section: str
-    field: str
-    holds: str
+    section: str  # Its path; `self` is the section's value. `[]` is any item of a list
+    field: str  # The field that is reported, a path below the section; empty: the section
+    holds: str  # CEL; true for a valid job
+    # What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses; the API
+    # server omits it, since joined texts may exceed its cost limit.
     text: str
     code: ReasonCode
-    when: str
+    when: str  # CEL; the rule applies to jobs for which it is true. Empty: to all
+    # Whether the API server evaluates it too. Each rule there makes each write of a job slower, so
+    # rules for rare mistakes are left to the operator.
     at_admission: bool
 
     @property

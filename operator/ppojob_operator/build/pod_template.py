@@ -55,20 +55,13 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """Configuration that a job's pods run.
-
-    Attributes:
-        text: the run configuration as canonical JSON, without defaults.
-        digest: SHA-256 of it.
-        layout: SHA-256 of its layout.
-        settings: of the pods.
-    """
+    """Configuration that a job's pods run."""
 
     run: RunConfig
-    text: str
-    digest: str
-    layout: str
-    settings: tuple[PodSettings, ...]
+    text: str  # the run configuration as canonical JSON, without defaults
+    digest: str  # SHA-256 of it
+    layout: str  # SHA-256 of its layout
+    settings: tuple[PodSettings, ...]  # of the pods
 
     @classmethod
     def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
