@@ -54,14 +54,10 @@ class Manifest:
     """A file that was read; `name` is its name in messages."""
 
     name: str
-    value: JsonValue
-    """The document, or None if it could not be read."""
-
-    problems: tuple[Problem, ...]
-    """Problems of the file itself, in the order of the text."""
-
+    value: JsonValue  # the document, or None if it could not be read
+    problems: tuple[Problem, ...]  # problems of the file itself, in the order of the text
+    # Paths of values in `problems`, which are not checked as fields again.
     doubtful: tuple[tuple[str | int, ...], ...] = ()
-    """Paths of values in `problems`, which are not checked as fields again."""
 
 
 def display_name(path: str) -> str:
