@@ -4,7 +4,6 @@ Every pod passes the Pod Security Standard `restricted`, with a read-only root f
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,6 +82,7 @@ def pod_template(
     """Build a role's pod template; `defaults` apply where the job sets nothing."""
     settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
+    volumes, mounts = _volumes(job, config, role, settings)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,
         "enableServiceLinks": False,
@@ -93,8 +93,8 @@ def pod_template(
             **({} if defaults.openshift else _OWN_USER),
         },
         "tolerations": _tolerations(settings),
-        "containers": [_container(config, role, settings, defaults)],
-        "volumes": _volumes(job, config, role.role, settings),
+        "containers": [{**_container(config, role, settings, defaults), "volumeMounts": mounts}],
+        "volumes": volumes,
     }
     if is_controller:
         spec["serviceAccountName"] = controller_name(job)
@@ -178,16 +178,6 @@ def _container(
         },
         # If a supervisor cannot start, the pod status has the end of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": "config", "mountPath": _MOUNTS["config"], "readOnly": True},
-            {"name": "keys", "mountPath": _MOUNTS["keys"], "readOnly": True},
-            {"name": "run", "mountPath": _MOUNTS["run"]},
-            {"name": "scratch", "mountPath": _MOUNTS["scratch"]},
-            {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "tmp", "mountPath": "/tmp"},
-            *_user_mounts(config, settings.volumes),
-            *_code(config, role.role)[1],
-        ],
     }
 
 
@@ -258,29 +248,42 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
 
 
 def _volumes(
-    job: Job, config: PodConfig, role: RoleName, settings: PodSettings
-) -> list[dict[str, Any]]:
-    shared_memory = settings.shared_memory or (
-        "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
-    )
+    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes of a pod, and where its container mounts them."""
+    claim = _run_claim(config)
     keys = {
-        "secretName": workload_name(job.name, role),
+        "secretName": workload_name(job.name, role.role),
         "defaultMode": _READ_BY_GROUP,
         "items": [{"key": name, "path": name} for name in (SECRET_FILE, PUBLIC_FILE)],
     }
-    return [
-        {"name": "config", "configMap": {"name": config_map_name(job, config)}},
-        {"name": "keys", "secret": keys},
-        {"name": "run", "persistentVolumeClaim": {"claimName": _run_claim(config)}},
-        {"name": "scratch", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
-        {"name": "tmp", "emptyDir": {}},
-        *(
-            {"name": name, **_source(one)}
-            for name, one in _named(settings.volumes, _run_claim(config))
-            if name != "run"
-        ),
-        *_code(config, role)[0],
+    shared = {
+        "medium": "Memory",
+        "sizeLimit": settings.shared_memory or ("8Gi" if role.gpus_per_pod else "1Gi"),
+    }
+    code = dict.fromkeys(one.name for _, who, one in config.run.spec.code_maps if who == role.role)
+    every: list[tuple[str, dict[str, Any], str, bool]] = [
+        ("config", {"configMap": {"name": config_map_name(job, config)}}, _MOUNTS["config"], True),
+        ("keys", {"secret": keys}, _MOUNTS["keys"], True),
+        ("run", {"persistentVolumeClaim": {"claimName": claim}}, _MOUNTS["run"], False),
+        ("scratch", {"emptyDir": {}}, _MOUNTS["scratch"], False),
+        ("shm", {"emptyDir": shared}, "/dev/shm", False),
+        ("tmp", {"emptyDir": {}}, "/tmp", False),
+    ]
+    for index, one in enumerate(settings.volumes):
+        # The claim of the run folder is one volume, even if the user mounts it too: a second,
+        # read-only volume would make the run folder read-only.
+        name = "run" if one.claim_name == claim else f"user-{index}"
+        every.append((name, _source(one), one.mount_path, one.read_only))
+    for number, name in enumerate(code):
+        source = {"configMap": {"name": name}}
+        every.append((f"code-{number}", source, f"{CODE_FOLDER}/{name}", True))
+    volumes: dict[str, dict[str, Any]] = {}
+    for name, source, _, _ in every:
+        volumes.setdefault(name, {"name": name, **source})
+    return list(volumes.values()), [
+        {"name": name, "mountPath": path, **({"readOnly": True} if is_read_only else {})}
+        for name, _, path, is_read_only in every
     ]
 
 
@@ -293,41 +296,10 @@ def _source(volume: PodVolume) -> dict[str, Any]:
     return {"secret": {"secretName": volume.secret, "defaultMode": _READ_BY_GROUP}}
 
 
-def _user_mounts(config: PodConfig, volumes: tuple[PodVolume, ...]) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = []
-    for name, volume in _named(volumes, _run_claim(config)):
-        mount: dict[str, Any] = {"name": name, "mountPath": volume.mount_path}
-        mounts.append(mount | ({"readOnly": True} if volume.read_only else {}))
-    return mounts
-
-
-def _code(config: PodConfig, role: RoleName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of the ConfigMaps that hold code of the role."""
-    names = dict.fromkeys(one.name for _, who, one in config.run.spec.code_maps if who == role)
-    named = [(f"code-{number}", name) for number, name in enumerate(names)]
-    return (
-        [{"name": volume, "configMap": {"name": name}} for volume, name in named],
-        [
-            {"name": volume, "mountPath": f"{CODE_FOLDER}/{name}", "readOnly": True}
-            for volume, name in named
-        ],
-    )
-
-
 def _run_claim(config: PodConfig) -> str:
     volume = config.run.spec.checkpoint.volume
     assert volume is not None, "`plan.cluster_problems` refuses a job without a volume"
     return volume.claim_name or claim_name(config.run.name)
-
-
-def _named(volumes: tuple[PodVolume, ...], run_claim: str) -> Iterator[tuple[str, PodVolume]]:
-    """Yield the user's volumes, each with its name in the pod.
-
-    The claim of the run folder is one volume, even if the user mounts it too: a second, read-only
-    volume would make the run folder read-only.
-    """
-    for index, volume in enumerate(volumes):
-        yield ("run" if volume.claim_name == run_claim else f"user-{index}"), volume
 
 
 def _merged(template: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
