@@ -22,7 +22,6 @@ ALGORITHM_RULES = rules(
     spec.algorithm | dynamicSampling | Conflict
         a single response never differs from itself; samplesPerPrompt of at least 2, or remove
         it
-    when: has(self.dynamicSampling)
     must: self.samplesPerPrompt >= 2
 
     spec.algorithm | dynamicSampling.maxRounds | OutOfRange
@@ -50,18 +49,15 @@ ALGORITHM_RULES = rules(
         it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
         give beside the score
     when: self.type == 'gdpo'
-    must: has(self.gdpo)
 
     spec | agent | Required
         algorithm.type: gigpo compares the turns of conversations; an agent with tools or
         interactions, or type: grpo
     when: self.algorithm.type == 'gigpo'
-    must: has(self.agent)
 
     spec.algorithm spec.algorithm.policyLoss | custom | Required
         type: custom is a function of one's own; {source: {path: FILE}, function: NAME}
     when: self.type == 'custom'
-    must: has(self.custom)
 
     spec.algorithm.ppo | lambda | NoEffect
         criticLambda and lengthAdaptiveAlpha take its place; remove it
@@ -151,12 +147,10 @@ ALGORITHM_RULES = rules(
 
     spec.algorithm | dynamicSampling | NotInThisVersion
         dynamic sampling with remax: not in this version; remove it
-    when: has(self.dynamicSampling)
     must: self.type != 'remax'
 
     spec.algorithm | dynamicSampling groupFilter | NotInThisVersion
         spo tracks the scores of all responses, and this drops some: not in this version; remove it
-    when: has(self.$FIELD)
     must: self.type != 'spo'
 
     spec.algorithm | miniBatchPrompts | OutOfRange
@@ -215,12 +209,10 @@ ALGORITHM_RULES = rules(
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing load no adapters; an export, which has merged weights,
         as model.path
-    when: has(self.model.lora.path)
     must: !self.steps.validateOnly && !self.steps.generateOnly
 
     spec | reference roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
-    when: has(self.$FIELD)
     must: self.algorithm.kl.__in__ != 'none'
         || self.algorithm.type in ['dpo', 'kto', 'online_dpo', 'distillation']
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE

@@ -61,7 +61,6 @@ ANSWER_RULES = rules(
     spec.algorithm.supervised | decaySteps | Required | here
         the coefficient decays until then; a number of steps, or schedule: constant
     when: self.schedule != 'constant'
-    must: has(self.decaySteps)
 
     spec.algorithm.supervised | decaySteps | OutOfRange | here
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
@@ -77,7 +76,6 @@ ANSWER_RULES = rules(
         algorithm.guidance needs off-policy responses; the name of a column, such as target, or
         remove algorithm.guidance
     when: has(self.algorithm.guidance) && !(self.algorithm.type in $GIVEN)
-    must: has(self.data.guidanceKey)
 
     spec | data.guidanceKey | NoEffect | here
         it has no effect without algorithm.guidance; remove it, or give algorithm.guidance

@@ -139,7 +139,6 @@ NAME_RULES = (
 
         $DATA | function arguments | NoEffect | here
             only a Python file has a function; remove it, or a path that ends in .py
-        when: has(self.$FIELD)
         must: $IS_PROGRAM
 
         $DATA | path | NotInThisVersion | here

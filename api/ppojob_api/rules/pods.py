@@ -28,7 +28,6 @@ POD_RULES = rules(
 
     spec.pods[].tolerations[] | tolerationSeconds | Conflict
         only a taint of effect NoExecute ends pods; effect: NoExecute, or remove it
-    when: has(self.tolerationSeconds)
     must: has(self.effect) && self.effect == 'NoExecute'
 
     spec.pods[].volumes[] | | Conflict | here
@@ -59,7 +58,6 @@ POD_RULES = rules(
     spec.scheduling | kueue | Required
         type: kueue needs a queue; {queueName: NAME} of a LocalQueue in the job's namespace
     when: self.type == 'kueue'
-    must: has(self.kueue)
     """,
     LABEL_KEY_WORDS=LABEL_KEY_WORDS,
     IS_LABEL_KEY=f"key.matches(r'{LABEL_KEY_PATTERN}')",

@@ -61,7 +61,6 @@ POLICY_LOSS_RULES = rules(
         policyLoss.bypass.form: reinforce has no ratio of its own; weights: sequence or token, or
         none for no weights
     when: $IS_BYPASS && $IS_REINFORCE
-    must: has(self.rolloutCorrection)
 
     spec.algorithm | rolloutCorrection.weights | NoEffect
         policyLoss.bypass.form: clip has the ratio to the engine already; none, or form: reinforce
@@ -82,7 +81,6 @@ POLICY_LOSS_RULES = rules(
     spec.algorithm.rolloutCorrection.rejection[] | low | NoEffect
         it has no effect with a divergence of at least 0 ${self.mode}; remove it, or another mode
         with k1
-    when: has(self.low)
     must: self.mode in $RATIO_MODES
 
     spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange | here

@@ -56,7 +56,6 @@ REFERENCE_RULES = rules(
     spec | algorithm.kl.referenceRefresh | NotInThisVersion
         refreshing a reference in pods of its own: not in this version; remove it, or
         roles.reference.colocateWith: actorRollout
-    when: has(self.algorithm.kl.referenceRefresh)
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
@@ -69,12 +68,10 @@ REFERENCE_RULES = rules(
         {path: FOLDER}, data.teacherPromptKey, or algorithm.distillation.reprompt
     when: self.algorithm.type == 'distillation' && !has(self.data.teacherPromptKey)
         && !($HAS_REPROMPT)
-    must: has(self.reference)
 
     spec | data.teacherPromptKey | NoEffect | here
         no reference or teacher scores the rollouts; algorithm.type: distillation, or kl.in: loss,
         or remove it
-    when: has(self.data.teacherPromptKey)
     must: self.algorithm.kl.__in__ != 'none'
         || self.algorithm.type in ['online_dpo', 'distillation']
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE

@@ -138,7 +138,7 @@ ROLE_RULES = (
         spec | $MODEL.lora.baseType | NotInThisVersion | here
             with tensor parallelism in roles.$ROLE: not in this version; remove it, or parallelism
             without tensor
-        when: has(self.$FIELD) && $LIVES_THERE
+        when: $LIVES_THERE
         must: self.roles.$ROLE.parallelism.tensor == 1
         """,
         each=(
@@ -216,7 +216,6 @@ ROLE_RULES = (
 
         spec | roles.rewardModel | NoEffect
             it has no effect without rewardModel; remove it, or give rewardModel
-        when: has(self.roles.rewardModel)
         must: has(self.rewardModel)
         """,
         DEVICES=" ".join(f"spec.roles.{role}" for role in (*MODEL_ROLES, "rollout")),
@@ -243,7 +242,7 @@ ROLE_RULES = (
         spec | rollout.drafts | NotInThisVersion | here
             on the GPUs of roles.$ROLE vLLM samples other tokens with speculative decoding: not in
             this version; remove it, or gpusPerReplica: 0
-        when: $WHEN && has(self.rollout.drafts)
+        when: $WHEN
         must: self.roles.$ROLE.gpusPerReplica == 0
 
         spec | rollout.parallelism.data | Conflict

@@ -112,9 +112,9 @@ def rules(
     Its first line has sections, fields and the reason code, separated by `|`, and `here` for a rule
     that is not evaluated at admission. The rule applies to each of several sections or fields; a
     second such line adds others. What is wrong and what is allowed follows, then `when:` if the
-    rule is not for all jobs, then `must:`. Without `must:` the field must have its default. A rule
-    applies only where the optional fields that it reads are given, unless it asks for them by
-    `has`.
+    rule is not for all jobs, then `must:`. Without `must:` the field must have its default, or by
+    code Required be given. A rule applies only where the optional fields that it reads are given,
+    and the one that it is about, unless it asks for them by `has`.
 
     In it `$NAME` stands for a macro, `$SECTION` and `$FIELD` for those of the rule, `$TYPE` for the
     field in snake_case. `$UNSET` is CEL for "the field has its default", `$UNSET(a b)` for "these
@@ -154,8 +154,10 @@ def _rules_with(head: str, body: re.Match[str]) -> Iterator[Rule]:
                 Template(part or "").safe_substitute(macros) for part in body.groups("")
             )
             unset = partial(_all_unset, section=section, field=field)
-            holds = _ONE_OF.sub(_one_given, _UNSET.sub(unset, holds or "$UNSET"))
-            given = _given(section, f"{when} {holds}")
+            is_needed = code == ReasonCode.REQUIRED
+            holds = holds or (f"has(self.{field})" if is_needed else "$UNSET")
+            holds = _ONE_OF.sub(_one_given, _UNSET.sub(unset, holds))
+            given = _given(section, f"{when} {holds}" + f" self.{field}" * (not is_needed))
             when = f"({when})" if given and "||" in when else when
             when = " && ".join(filter(None, (*given, when)))
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)

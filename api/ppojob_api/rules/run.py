@@ -116,7 +116,6 @@ LENGTH_RULES = rules(
     spec | model.lora.modulesToSave | NotInThisVersion | here
         with rollout.adapters: beside or algorithm.type: reward_model: not in this version; remove
         it
-    when: has(self.model.lora.modulesToSave)
     must: self.rollout.adapters == 'merged' && self.algorithm.type != 'reward_model'
 
     spec | critic.lora.modulesToSave | NotInThisVersion | here
@@ -164,7 +163,6 @@ CHECKPOINT_RULES = rules(
         checkpoint.best compares validations, and there are none in between; a number of steps, or
         remove checkpoint.best
     when: has(self.checkpoint.best)
-    must: has(self.steps.validateEvery)
 
     spec | checkpoint.every | Conflict
         checkpoint.best needs a validation at each checkpoint; a multiple of steps.validateEvery
@@ -178,7 +176,6 @@ CHECKPOINT_RULES = rules(
 
     spec.checkpoint.volume | storageClassName | NoEffect
         a claim that is there has its class; remove it, or size instead of claimName
-    when: has(self.storageClassName)
     must: has(self.size)
 
     spec.checkpoint | resume | NoEffect
@@ -199,7 +196,6 @@ SAMPLING_RULES = rules(
     """
     spec.data | seed | NoEffect
         it has no effect with shuffle: false; remove it
-    when: has(self.seed)
     must: self.shuffle
 
     spec.data | shuffle | NoEffect | here
@@ -209,7 +205,6 @@ SAMPLING_RULES = rules(
 
     spec | data.scoresKey | NoEffect | here
         it has no effect with another algorithm.type than spo and without data.sampler; remove it
-    when: has(self.data.scoresKey)
     must: self.algorithm.type == 'spo' || has(self.data.sampler)
 
     spec | algorithm.spo.decay | Conflict | here
@@ -309,7 +304,6 @@ SAMPLING_RULES = rules(
         with rollouts of several steps at once, speculative decoding would change which weights
         generate a token: not in this version; remove it, or maxStaleness ${has(self.roles.rollout)
         ? 1 : 0}
-    when: has(self.rollout.drafts)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
     spec.rollout.drafts | shortestMatch | OutOfRange | here
@@ -384,7 +378,6 @@ SAMPLING_RULES = rules(
     spec | judge | NoEffect | here
         no reward function uses the LLM judge; remove it, or name judge in rewards, or a function of
         your own
-    when: has(self.judge)
     must: !self.rewards.all(one, !has(one.source) && one.function != 'judge')
 
     spec | roles.judge | NoEffect | here

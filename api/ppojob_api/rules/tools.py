@@ -66,13 +66,11 @@ TOOL_RULES = rules(
 
     spec.agent | retriever | NoEffect | here
         no tool uses the retriever; the tool search without a source in agent.tools, or remove it
-    when: has(self.retriever)
     must: !self.tools.all(one, has(one.source) || one.name != 'search')
 
     spec.agent.tools[] | description | Required | here
         the model is told of the tool by it; what the tool does
     when: has(self.source)
-    must: has(self.description)
 
     spec.agent.tools[] | parameters | Required | here
         the model is told by it what to call the tool with; a JSON schema of `type: object`
