@@ -227,6 +227,7 @@ class _Reader:
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
         return self._scalar(node, path)
 
     def _mapping(self, node: MappingNode, path: tuple[str | int, ...]) -> JsonValue:
@@ -255,7 +256,7 @@ class _Reader:
             self._ambiguous(node, path)
         return str(node.value)
 
-    def _scalar(self, node: Node, path: tuple[str | int, ...]) -> JsonValue:
+    def _scalar(self, node: ScalarNode, path: tuple[str | int, ...]) -> JsonValue:
         text = str(node.value)
         # Quoted and block scalars are always text.
         if node.style is not None:
@@ -274,7 +275,7 @@ class _Reader:
             self._ambiguous(node, path)
         return text
 
-    def _ambiguous(self, node: Node, path: tuple[str | int, ...]) -> None:
+    def _ambiguous(self, node: ScalarNode, path: tuple[str | int, ...]) -> None:
         text = str(node.value)
         if _YAML_1_1_BOOLEAN.fullmatch(text):
             why, allowed = "some YAML readers take it for a boolean", "true, false or quotes"

@@ -46,7 +46,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     # Refusals of objects that are no longer desired are outdated.
     desired = written_objects(waves)
     refused = {one: why for one, why in observed.refused.items() if one in desired}
-    status = status_of(replace(here, observed=replace(observed, refused=refused)), image)
+    status = status_of(here, image, refused)
     last: tuple[Action, ...] = (
         *(deletion for deletion, left in lost if left <= 0),
         *events(here, status),

@@ -45,6 +45,10 @@ ChildKind = (
 )
 
 
+Refusals = Mapping[tuple[ChildKind, str], str]
+"""Why the API server refused objects, by kind and name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A PPOJob as stored in the cluster."""
@@ -189,8 +193,7 @@ class Observed:
     children: Mapping[tuple[ChildKind, str], Child] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     controller: ControllerReport | None = None
-    # Why the API server refused objects, by kind and name.
-    refused: Mapping[tuple[ChildKind, str], str] = field(default_factory=dict)
+    refused: Refusals = field(default_factory=dict)
     # Why pods of a role are not created, if that was asked for.
     denials: Mapping[RoleName, str] = field(default_factory=dict)
     gangs: GangFacts = GangFacts()
