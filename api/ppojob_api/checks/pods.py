@@ -10,13 +10,11 @@ from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.problem import Problem, ReasonCode, shown
-from ppojob_api.rules.pods import BARE_RESOURCES
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 from ppojob_api.v1alpha1.section import (
     LABEL_KEY_WORDS,
     LABEL_VALUE_WORDS,
-    is_device,
     is_label_key,
     is_label_value,
 )
@@ -24,9 +22,6 @@ from ppojob_api.well_known import RESERVED_PREFIX
 
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
 """Paths that a volume must not hide: our mounts, those of the container, and the program."""
-
-_POD_SETS = 8
-"""Limit of pod sets in a Workload of Kueue."""
 
 OVERRIDABLE: Final[Mapping[str, type]] = {
     "metadata.annotations": dict,
@@ -69,15 +64,6 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
                 place, why = f"{where}.roles[{index}]", "the role has no pods of its own"
                 allowed = f"roles with pods here are {', '.join(with_pods)}"
                 yield Problem(place, shown(role), why, allowed, ReasonCode.NO_EFFECT)
-
-
-def pod_sets(job: PPOJob) -> Iterator[Problem]:
-    """More roles with pods of their own than Kueue's limit."""
-    roles = topology.build(job.metadata.name, job.spec).with_own_pods
-    if job.spec.scheduling.type == "kueue" and len(roles) > _POD_SETS:
-        why = f"{len(roles)} roles have pods of their own, and Kueue takes {_POD_SETS} at most"
-        allowed = "colocateWith: actorRollout for one of them, or another type"
-        yield Problem("spec.scheduling.type", shown("kueue"), why, allowed, ReasonCode.CONFLICT)
 
 
 def overrides(job: PPOJob) -> Iterator[Problem]:
@@ -163,17 +149,12 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
 
 
 def resources(job: PPOJob) -> Iterator[Problem]:
-    """Fractions of devices, and sizes too small for a process: a plain number is bytes."""
+    """Storage too small for a process: a plain number is bytes."""
     for where, settings in all_settings(job):
-        for name, number in sorted(settings.resources.items()):
-            place = f"{where}.resources[{shown(name)}]"
-            if is_device(name) and number.endswith("m"):
-                why, allowed = "a device comes in whole units", "a whole number"
-            elif name == BARE_RESOURCES[1] and number[-1] in "0123456789mk":
-                why = "it is too small for a process"
-                allowed = "at least 1Mi, such as 16Gi"
-            else:
-                continue
+        number = settings.resources.get("ephemeral-storage", "1Gi")
+        if number[-1] in "0123456789mk":
+            place, why = f'{where}.resources["ephemeral-storage"]', "it is too small for a process"
+            allowed = "at least 1Mi, such as 16Gi"
             yield Problem(place, shown(number), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 

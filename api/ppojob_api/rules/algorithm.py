@@ -68,11 +68,6 @@ ALGORITHM_RULES = rules(
     must: self.rewardWeights.size() == 0
         || self.rewardWeights.size() == self.rewardKeys.size()
 
-    spec.algorithm.gdpo | rewardWeights | NoEffect | here
-        all weights are 0, so no reward counts; at least one other
-    when: self.rewardWeights.size() > 0
-    must: !self.rewardWeights.all(one, one == 0.0)
-
     spec.algorithm | kl.in | Conflict
         type ${self.type} uses raw rewards, without the KL penalty in the reward; loss, or none
     when: self.type in ['gdpo', 'gigpo', 'prime']

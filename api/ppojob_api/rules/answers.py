@@ -127,11 +127,6 @@ ANSWER_RULES = rules(
         router training with a preference loss: not in this version; remove it
     when: self.type == 'online_dpo'
 
-    spec.algorithm.kto | undesirableWeight | NoEffect | here
-        all weights are 0, so nothing is learnt; a number above 0
-    when: self.desirableWeight == 0.0
-    must: self.undesirableWeight > 0.0
-
     spec.algorithm | kl.in | Conflict
         the loss of type: online_dpo compares with the reference already; none
     when: self.type == 'online_dpo'

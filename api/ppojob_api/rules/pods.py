@@ -42,18 +42,9 @@ POD_RULES = rules(
         names that begin with PPOJOB_ are reserved for the container contract; a name of your own
     must: !self.name.startsWith('PPOJOB_')
 
-    spec.pods[] | topologySpread | Duplicate | here
-        pods spread over this topology in this way twice; each once
-    must: self.topologySpread.all(one, self.topologySpread.exists_one(other,
-        other.topologyKey == one.topologyKey && other.whenUnsatisfiable == one.whenUnsatisfiable))
-
     spec.pods[] | memory sharedMemory | OutOfRange | here
         it is too small for a process; at least 1Mi, such as 16Gi
     must: !self.$FIELD.matches('[0-9mk]$')
-
-    spec.pods[] | gpuResource | BadForm | here
-        a quota is no device; DOMAIN/NAME, such as nvidia.com/gpu
-    must: !self.gpuResource.startsWith('requests.')
 
     spec.scheduling | kueue | Required
         type: kueue needs a queue; {queueName: NAME} of a LocalQueue in the job's namespace
