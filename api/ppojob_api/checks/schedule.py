@@ -83,7 +83,8 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
             yield Problem(where, shown(every), why, allowed, ReasonCode.OUT_OF_RANGE)
     for index, step in enumerate(spec.profile.steps if spec.profile else ()):
         if step > total:
-            where, why = f"spec.profile.steps[{index}]", f"the run ends before, at step {total}"
+            where = f"spec.profile.steps[{index}]"
+            why = f"the run ends before that, at step {total}"
             yield Problem(where, shown(step), why, "at most steps.total", ReasonCode.OUT_OF_RANGE)
 
 

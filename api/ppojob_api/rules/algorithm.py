@@ -8,8 +8,7 @@ from ppojob_api.v1alpha1.policy_loss import LOSSES
 ALGORITHM_RULES = rules(
     """
     spec.algorithm | samplesPerPrompt | OutOfRange
-        the estimator ${self.type} compares the responses of a prompt with each other; at least
-        2, or type: reinforce_plus_plus
+        type ${self.type} compares the responses of a prompt; at least 2, or another type
     when: self.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
 
@@ -20,8 +19,7 @@ ALGORITHM_RULES = rules(
     must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
 
     spec.algorithm | dynamicSampling | Conflict
-        a single response never differs from itself; samplesPerPrompt of at least 2, or remove
-        it
+        a single response never differs; samplesPerPrompt of at least 2, or remove it
     must: self.samplesPerPrompt >= 2
 
     spec.algorithm | dynamicSampling.maxRounds | OutOfRange
@@ -35,8 +33,7 @@ ALGORITHM_RULES = rules(
     must: self.groupFilter.keep < self.samplesPerPrompt
 
     spec.algorithm | groupFilter.keep | OutOfRange
-        type, policyLoss.type or dynamicSampling compares those that are kept with each other;
-        at least 2
+        type, policyLoss.type or dynamicSampling compares those that are kept; at least 2
     when: has(self.groupFilter) && (self.type in $COMPARE_GROUPS
         || self.policyLoss.type in $LOSSES_OF_GROUPS || has(self.dynamicSampling))
     must: self.groupFilter.keep >= 2
@@ -51,8 +48,7 @@ ALGORITHM_RULES = rules(
     when: self.type == 'gdpo'
 
     spec | agent | Required
-        algorithm.type: gigpo compares the turns of conversations; an agent with tools or
-        interactions, or type: grpo
+        algorithm.type: gigpo compares turns; an agent with tools or interactions, or type: grpo
     when: self.algorithm.type == 'gigpo'
 
     spec.algorithm spec.algorithm.policyLoss | custom | Required
@@ -83,8 +79,7 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'prime'
 
     spec | rewards | OutOfRange
-        the process reward model of algorithm.type: prime learns errorScore like other scores; from
-        0 to 1, or none
+        the process reward model of type: prime learns errorScore too; from 0 to 1, or none
     when: self.algorithm.type == 'prime'
     must: self.rewards.all(one, !has(one.errorScore)
         || (one.errorScore >= 0.0 && one.errorScore <= 1.0))
@@ -98,8 +93,7 @@ ALGORITHM_RULES = rules(
     when: self.type == 'prime'
 
     spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
-        it is longer than a response; at most data.maxResponseTokens
-        ${self.data.maxResponseTokens}
+        it is above data.maxResponseTokens ${self.data.maxResponseTokens}; at most that
     must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
 
     spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
@@ -107,29 +101,24 @@ ALGORITHM_RULES = rules(
     when: self.type == 'gdpo'
 
     spec.algorithm | certaintyReward | NotInThisVersion | here
-        the estimator ${self.type} reads raw rewards: not in this version; remove it, or another
-        type
+        type ${self.type} reads raw rewards: not in this version; remove it, or another type
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
 
     spec | agent | NotInThisVersion
-        certaintyReward.type: answer_probability needs single-turn responses; remove it, or another
-        certaintyReward.type
+        answer_probability needs single-turn responses; remove it, or another certaintyReward.type
     when: self.algorithm.certaintyReward.type == 'answer_probability'
 
     spec.algorithm | certaintyReward.type | NoEffect | here
-        it is negative, and maxrl learns nothing from groups with a negative mean; self_certainty,
-        or another algorithm.type
+        it is negative, and maxrl learns nothing from such groups; self_certainty, or another type
     when: self.type == 'maxrl' && !self.certaintyReward.besideScores
     must: self.certaintyReward.type != 'negative_entropy'
 
     spec.algorithm | dynamicSampling positiveExamples scoreClip | NoEffect | here
-        certaintyReward replaces the scores that it reads; remove it, or certaintyReward with
-        besideScores: true
+        certaintyReward replaces these scores; remove it, or certaintyReward.besideScores: true
     when: !self.certaintyReward.besideScores
 
     spec.algorithm | groupFilter.metric | NoEffect | here
-        certaintyReward replaces the scores that it reads; length, or certaintyReward with
-        besideScores: true
+        certaintyReward replaces these scores; length, or certaintyReward.besideScores: true
     when: !self.certaintyReward.besideScores
 
     spec.algorithm.scoreClip | high | OutOfRange
@@ -170,8 +159,7 @@ ALGORITHM_RULES = rules(
     must: self.minCoefficient < self.maxCoefficient
 
     spec | algorithm.shuffleMiniBatches | NoEffect
-        it has no effect with one mini-batch a step; false, or miniBatchPrompts below
-        promptsPerStep
+        a step is one mini-batch; false, or miniBatchPrompts below promptsPerStep
     when: self.algorithm.shuffleMiniBatches
     must: has(self.algorithm.miniBatchPrompts)
         && self.algorithm.miniBatchPrompts < self.algorithm.promptsPerStep

@@ -38,8 +38,7 @@ ANSWER_RULES = rules(
     when: !(self.algorithm.type in ['sft', 'dpo', 'kto']) && self.data.demonstrations.size() == 0
 
     spec | data.demonstrations | Required | here
-        algorithm.supervised trains on demonstrations; a list of files, or remove
-        algorithm.supervised
+        algorithm.supervised trains on demonstrations; files, or remove algorithm.supervised
     when: has(self.algorithm.supervised) && !(self.algorithm.type in $GIVEN)
     must: self.data.demonstrations.size() > 0
 
@@ -53,8 +52,7 @@ ANSWER_RULES = rules(
     must: $SUPERVISED_ROWS >= $UPDATES
 
     spec.algorithm.supervised | coefficient | OutOfRange | here
-        interpolate weighs the loss of the policy with 1 - coefficient; at most 1, or interpolate:
-        false
+        interpolate weighs the policy loss with 1 - coefficient; at most 1, or interpolate: false
     when: self.interpolate
     must: self.coefficient <= 1.0
 
@@ -73,8 +71,7 @@ ANSWER_RULES = rules(
     must: self.minCoefficient < self.coefficient
 
     spec | data.guidanceKey | Required | here
-        algorithm.guidance needs off-policy responses; the name of a column, such as target, or
-        remove algorithm.guidance
+        algorithm.guidance needs off-policy responses; a column, such as target, or no guidance
     when: has(self.algorithm.guidance) && !(self.algorithm.type in $GIVEN)
 
     spec | data.guidanceKey | NoEffect | here
@@ -82,8 +79,7 @@ ANSWER_RULES = rules(
     when: !has(self.algorithm.guidance)
 
     spec.algorithm | guidance.samples | OutOfRange
-        at least one response of a prompt must be on-policy; below samplesPerPrompt
-        ${self.samplesPerPrompt}
+        at least one response must be on-policy; below samplesPerPrompt ${self.samplesPerPrompt}
     when: !(self.type in $GIVEN)
     must: self.guidance.samples < self.samplesPerPrompt
 
@@ -109,13 +105,11 @@ ANSWER_RULES = rules(
     when: has(self.guidance)
 
     spec | agent | NotInThisVersion
-        agents with algorithm.guidance, whose responses are single-turn: not in this version; remove
-        it, or algorithm.guidance
+        agents with algorithm.guidance: not in this version; remove it, or algorithm.guidance
     when: has(self.algorithm.guidance)
 
     spec.algorithm | promptsPerStep | OutOfRange | here
-        kto also pairs each prompt with the answer to another one of its step; at least 2, or
-        another kto.lossType
+        kto also pairs each prompt with another's answer; at least 2, or another kto.lossType
     when: self.type == 'kto' && (!has(self.kto) || self.kto.lossType == 'kto')
     must: self.promptsPerStep >= 2
 
@@ -141,8 +135,7 @@ ANSWER_RULES = rules(
     when: self.algorithm.type in $GIVEN
 
     spec | steps.validateOnly steps.generateOnly | Conflict | here
-        a job generates nothing with algorithm.type ${self.algorithm.type}; a job of another type,
-        with the export as its model
+        type ${self.algorithm.type} generates nothing; another type, with the export as its model
     when: self.algorithm.type in $GIVEN
 
     spec | data.maxPicturePixels data.minPicturePixels model.freezeVisionTower | NoEffect | here

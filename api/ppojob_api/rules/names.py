@@ -84,8 +84,7 @@ NAME_RULES = (
         must: self.metadata.name.size() <= $LIMIT && self.metadata.name.matches('$PATTERN')
 
         | metadata.namespace | BadForm | here
-            it is not the name of a namespace; letters, digits and hyphens, all lower case, no
-            hyphen at either end
+            it is no name of a namespace; lower-case letters, digits, and hyphens between them
         must: self.metadata.namespace.matches('$NAMESPACE')
 
         | metadata.labels metadata.annotations | Forbidden | here

@@ -42,14 +42,12 @@ REFERENCE_RULES = rules(
         || !(self.estimator in $GRADIENT_OF_K2) && self.estimator != '$FULL')
 
     spec.algorithm.kl | estimator | Conflict
-        full needs the whole vocabulary, and a reward has the sampled token only; k1, or full as the
-        estimator of lossTerm
+        a reward has the sampled token only; k1, or full as the estimator of lossTerm
     when: self.__in__ == 'reward' && has(self.estimator)
     must: self.estimator != '$FULL'
 
     spec.algorithm.kl | | NoEffect
-        target and horizon have no effect with controller: fixed; remove them, or controller:
-        adaptive
+        controller: fixed has no target and horizon; remove them, or controller: adaptive
     when: self.__in__ != 'none' && self.controller == 'fixed'
     must: $UNSET(target horizon)
 
@@ -59,8 +57,7 @@ REFERENCE_RULES = rules(
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
-        refreshing the reference with model.lora: not in this version; remove it, or train all
-        weights
+        with model.lora: not in this version; remove it, or train all weights
     when: has(self.model.lora)
 
     spec | reference | Required
@@ -90,14 +87,12 @@ REFERENCE_RULES = rules(
     when: $HAS_REPROMPT
 
     spec | rewards | Required | here
-        algorithm.distillation.reprompt selects responses by their scores; a reward function, or
-        rewardModel
+        distillation.reprompt selects by scores; a reward function, or rewardModel
     when: $HAS_REPROMPT
     must: self.rewards.size() > 0 || has(self.rewardModel)
 
     spec | algorithm.samplesPerPrompt | OutOfRange | here
-        distillation.reprompt shows the teacher another response of the group; at least 2, or
-        reprompt.feedbackKey
+        distillation.reprompt shows another response; at least 2, or reprompt.feedbackKey
     when: !has(self.algorithm.distillation.reprompt.feedbackKey)
     must: self.algorithm.samplesPerPrompt >= 2
 

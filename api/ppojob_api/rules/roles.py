@@ -136,8 +136,7 @@ ROLE_RULES = (
     *rules(
         """
         spec | $MODEL.lora.baseType | NotInThisVersion | here
-            with tensor parallelism in roles.$ROLE: not in this version; remove it, or parallelism
-            without tensor
+            with tensor parallelism in roles.$ROLE: not in this version; remove it, or tensor: 1
         when: $LIVES_THERE
         must: self.roles.$ROLE.parallelism.tensor == 1
         """,

@@ -114,8 +114,7 @@ LENGTH_RULES = rules(
     when: has(self.path)
 
     spec | model.lora.modulesToSave | NotInThisVersion | here
-        with rollout.adapters: beside or algorithm.type: reward_model: not in this version; remove
-        it
+        with rollout.adapters: beside or type: reward_model: not in this version; remove it
     must: self.rollout.adapters == 'merged' && self.algorithm.type != 'reward_model'
 
     spec | critic.lora.modulesToSave | NotInThisVersion | here
@@ -140,8 +139,7 @@ LENGTH_RULES = rules(
 CHECKPOINT_RULES = rules(
     """
     spec.checkpoint | background | NoEffect
-        the checkpoint behind the last step is written at once, and without every there is no
-        other; every: N, or remove it
+        without every the only checkpoint is that of the last step; every: N, or remove it
     when: self.background
     must: has(self.every)
 
@@ -160,8 +158,7 @@ CHECKPOINT_RULES = rules(
     must: self.best.mode == 'min'
 
     spec | steps.validateEvery | Required
-        checkpoint.best compares validations, and there are none in between; a number of steps, or
-        remove checkpoint.best
+        checkpoint.best compares validations; a number of steps, or remove checkpoint.best
     when: has(self.checkpoint.best)
 
     spec | checkpoint.every | Conflict
@@ -179,8 +176,7 @@ CHECKPOINT_RULES = rules(
     must: has(self.size)
 
     spec.checkpoint | resume | NoEffect
-        it has no effect with volume: a job on a cluster goes on from its own checkpoints alone;
-        auto
+        on a cluster a job always resumes from its own checkpoints; auto
     when: has(self.volume)
     """,
     LOSS=VALIDATION_LOSS,
@@ -254,13 +250,11 @@ SAMPLING_RULES = rules(
     must: self.topK != 0
 
     spec.rollout | temperature | OutOfRange
-        the trainer divides logits by it, and greedy sampling is for rollout.validation; at
-        least $LEAST
+        the trainer divides logits by it, and only validations may be greedy; at least $LEAST
     must: self.temperature >= $LEAST
 
     spec.rollout.validation | temperature | OutOfRange
-        engines take it for 0, or divide by almost nothing; must be 0, or at least $LEAST and
-        finite
+        engines would take it for 0; must be 0, or at least $LEAST and finite
     must: self.temperature == 0.0 || self.temperature >= $LEAST
 
     spec | rollout.topK | Conflict
@@ -269,14 +263,12 @@ SAMPLING_RULES = rules(
     must: self.rollout.topK != 1
 
     spec.rollout.validation | | NoEffect
-        topP, topK and minP have no effect with temperature: 0; remove them, or a temperature
-        above 0
+        greedy sampling has no topP, topK and minP; remove them, or a temperature above 0
     when: self.temperature == 0.0
     must: self.topP == 1.0 && self.topK == -1 && self.minP == 0.0
 
     spec.rollout.validation | samples | Conflict
-        greedy samples of a prompt are identical; 1, or a temperature above 0 and topK other
-        than 1
+        greedy samples are identical; 1, or a temperature above 0 and topK other than 1
     when: self.temperature == 0.0 || self.topK == 1
 
     spec | rollout.maxModelTokens | OutOfRange
@@ -336,8 +328,7 @@ SAMPLING_RULES = rules(
     when: has(self.kvCacheGib)
 
     spec.rollout | maxBatchedTokens | OutOfRange
-        an engine step needs a token for each of maxSequences ${self.maxSequences} sequences; at
-        least as many
+        each of maxSequences ${self.maxSequences} needs a token; at least as many
     must: self.maxSequences <= self.maxBatchedTokens
 
     spec.rollout | parallelism.tensor | Conflict
@@ -345,8 +336,7 @@ SAMPLING_RULES = rules(
     when: self.engine == 'huggingface'
 
     spec.rollout | parallelism.expert | Conflict
-        all ranks of an engine share its experts by tensor or by expert parallelism; 1, or as many
-        as tensor ${self.parallelism.tensor}
+        an engine shares experts by tensor or by expert; 1, or tensor ${self.parallelism.tensor}
     must: self.parallelism.expert == 1 || self.parallelism.expert == self.parallelism.tensor
 
     spec | rollout.adapters | NoEffect
@@ -376,8 +366,7 @@ SAMPLING_RULES = rules(
     must: !has(self.weight) || self.weight != 0.0
 
     spec | judge | NoEffect | here
-        no reward function uses the LLM judge; remove it, or name judge in rewards, or a function of
-        your own
+        no reward uses it; remove it, or name judge in rewards, or a function of your own
     must: !self.rewards.all(one, !has(one.source) && one.function != 'judge')
 
     spec | roles.judge | NoEffect | here
@@ -385,8 +374,7 @@ SAMPLING_RULES = rules(
     when: !has(self.judge)
 
     spec | roles.reward | NoEffect | here
-        it has no effect if a reward model is the only reward; remove it, or name functions in
-        rewards
+        a reward model is the only reward; remove it, or name functions in rewards
     when: has(self.rewardModel) && self.rewards.size() == 0
     """,
     GIVEN=words(GIVEN),

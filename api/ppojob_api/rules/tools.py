@@ -6,13 +6,11 @@ from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_
 TOOL_RULES = rules(
     r"""
     spec | data.templateColumns | Conflict | here
-        the template renders all turns of a conversation with data.applyChatTemplateKwargs; remove
-        it, or agent
+        turns are rendered with data.applyChatTemplateKwargs; remove it, or agent
     when: has(self.agent)
 
     spec | agent.toolRewards | NoEffect | here
-        algorithm.certaintyReward ignores tool rewards; tell, or certaintyReward with besideScores:
-        true
+        certaintyReward ignores tool rewards; tell, or certaintyReward.besideScores: true
     when: !self.algorithm.certaintyReward.besideScores
 
     spec | agent.toolRewards | NoEffect | here
