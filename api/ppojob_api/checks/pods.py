@@ -82,24 +82,19 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
 
 def _override_problems(overrides: Mapping[str, object], where: str) -> Iterator[Problem]:
     """Problems of a partial pod template, the value of `podOverrides`."""
-    for part, value in overrides.items():
-        if part not in {"metadata", "spec"}:
-            yield _forbidden(f"{where}.{part}", value)
-        elif not isinstance(value, dict):
-            yield _wrong_type(f"{where}.{part}", value, dict)
-        else:
-            yield from _part_problems(part, value, where)
-
-
-def _part_problems(part: str, value: Mapping[str, object], where: str) -> Iterator[Problem]:
-    for name, inside in value.items():
-        path = f"{part}.{name}"
-        if path not in OVERRIDABLE:
-            yield _forbidden(f"{where}.{path}", inside)
-        elif not isinstance(inside, OVERRIDABLE[path]):
-            yield _wrong_type(f"{where}.{path}", inside, OVERRIDABLE[path])
-        elif part == "metadata" and isinstance(inside, dict):
-            yield from _map_problems(inside, name, f"{where}.{path}")
+    for part, content in overrides.items():
+        is_part = part in {"metadata", "spec"} and isinstance(content, dict)
+        inside = {f"{part}.{name}": one for name, one in content.items()} if is_part else {}
+        for path, value in inside.items() if is_part else [(part, content)]:
+            kind = OVERRIDABLE.get(path)
+            if kind is None:
+                why = "a job may not override this part of a pod"
+                allowed, code = f"one of {', '.join(OVERRIDABLE)}", ReasonCode.FORBIDDEN
+                yield Problem(f"{where}.{path}", shown(value), why, allowed, code)
+            elif not isinstance(value, kind):
+                yield _wrong_type(f"{where}.{path}", value, kind)
+            elif part == "metadata":
+                yield from _map_problems(value, path.partition(".")[2], f"{where}.{path}")
 
 
 def _map_problems(items: Mapping[str, object], kind: str, where: str) -> Iterator[Problem]:
@@ -122,13 +117,6 @@ def _map_problems(items: Mapping[str, object], kind: str, where: str) -> Iterato
 def _wrong_type(where: str, value: object, kind: type) -> Problem:
     words = _KINDS[kind]
     return Problem(where, shown(value), f"it is not {words}", words, ReasonCode.WRONG_TYPE)
-
-
-def _forbidden(where: str, value: object) -> Problem:
-    why = "a job may not override this part of a pod"
-    return Problem(
-        where, shown(value), why, f"one of {', '.join(OVERRIDABLE)}", ReasonCode.FORBIDDEN
-    )
 
 
 def volumes(job: PPOJob) -> Iterator[Problem]:

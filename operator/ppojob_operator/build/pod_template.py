@@ -83,10 +83,14 @@ def pod_template(
     settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
     volumes, mounts = _volumes(job, config, role, settings)
+    grace = _RANK_GRACE_SECONDS
+    if is_controller:
+        # It finishes its step and writes a checkpoint.
+        grace = int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _grace_seconds(config, role.role),
+        "terminationGracePeriodSeconds": grace,
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -98,10 +102,7 @@ def pod_template(
     }
     if is_controller:
         spec["serviceAccountName"] = controller_name(job)
-    spec |= _placement(job, role.role, settings)
-    if settings.image is None and defaults.image_pull_secrets:
-        names = dict.fromkeys((*settings.image_pull_secrets, *defaults.image_pull_secrets))
-        spec["imagePullSecrets"] = [{"name": name} for name in names]
+    spec |= _placement(job, role.role, settings, defaults)
     metadata = {
         "labels": labels(job, role.role),
         "annotations": {
@@ -110,13 +111,6 @@ def pod_template(
         },
     }
     return _merged({"metadata": metadata, "spec": spec}, settings.pod_overrides)
-
-
-def _grace_seconds(config: PodConfig, role: RoleName) -> int:
-    """Return the grace period: the controller finishes its step and checkpoints."""
-    if role != "controller":
-        return _RANK_GRACE_SECONDS
-    return int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
 
 
 def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
@@ -136,7 +130,11 @@ def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
     return own + theirs
 
 
-def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any]:
+def _placement(
+    job: Job, role: RoleName, settings: PodSettings, defaults: Settings
+) -> dict[str, Any]:
+    of_default_image = defaults.image_pull_secrets if settings.image is None else ()
+    secrets = dict.fromkeys((*settings.image_pull_secrets, *of_default_image))
     spread = [
         {
             "topologyKey": one.topology_key,
@@ -152,7 +150,7 @@ def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any
         "topologySpreadConstraints": spread,
         "priorityClassName": settings.priority_class_name,
         "runtimeClassName": settings.runtime_class_name,
-        "imagePullSecrets": [{"name": name} for name in settings.image_pull_secrets],
+        "imagePullSecrets": [{"name": name} for name in secrets],
     }
     return {name: value for name, value in asked.items() if value}
 
