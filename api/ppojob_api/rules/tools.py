@@ -123,6 +123,10 @@ TOOL_RULES = rules(
     when: !has(self.source)
     must: self.name in $INTERACTION_WORDS
 
+    spec.agent.interactions[] | interface | NoEffect | here
+        a built-in interaction is no program; remove it, or give a source
+    when: !has(self.source) && self.name in $INTERACTION_WORDS
+
     spec.agent | tools | Conflict | here
         a program (interactions[].interface) brings its own tools; remove them
     when: !self.interactions.all(one, one.interface == 'messages')
