@@ -83,9 +83,10 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
 def _override_problems(overrides: Mapping[str, object], where: str) -> Iterator[Problem]:
     """Problems of a partial pod template, the value of `podOverrides`."""
     for part, content in overrides.items():
-        is_part = part in {"metadata", "spec"} and isinstance(content, dict)
-        inside = {f"{part}.{name}": one for name, one in content.items()} if is_part else {}
-        for path, value in inside.items() if is_part else [(part, content)]:
+        inside: Mapping[str, object] = {part: content}
+        if part in {"metadata", "spec"} and isinstance(content, dict):
+            inside = {f"{part}.{name}": value for name, value in content.items()}
+        for path, value in inside.items():
             kind = OVERRIDABLE.get(path)
             if kind is None:
                 why = "a job may not override this part of a pod"
@@ -93,7 +94,7 @@ def _override_problems(overrides: Mapping[str, object], where: str) -> Iterator[
                 yield Problem(f"{where}.{path}", shown(value), why, allowed, code)
             elif not isinstance(value, kind):
                 yield _wrong_type(f"{where}.{path}", value, kind)
-            elif part == "metadata":
+            elif part == "metadata" and isinstance(value, dict):
                 yield from _map_problems(value, path.partition(".")[2], f"{where}.{path}")
 
 
