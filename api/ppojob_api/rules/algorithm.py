@@ -23,8 +23,7 @@ ALGORITHM_RULES = rules(
     must: self.samplesPerPrompt >= 2
 
     spec.algorithm | dynamicSampling.maxRounds | OutOfRange
-        so many rounds of promptsPerRound never fill a batch of promptsPerStep
-        ${self.promptsPerStep}; more rounds, or more prompts a round
+        so many rounds never fill promptsPerStep ${self.promptsPerStep}; more, or larger ones
     must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
         >= self.promptsPerStep
 
@@ -43,8 +42,7 @@ ALGORITHM_RULES = rules(
     must: self.meanAbove < self.meanBelow
 
     spec.algorithm | gdpo | Required
-        it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
-        give beside the score
+        it compares several rewards; {rewardKeys: [NAME, ...]}, numbers of reward functions
     when: self.type == 'gdpo'
 
     spec | agent | Required
@@ -74,8 +72,7 @@ ALGORITHM_RULES = rules(
     when: self.algorithm.type == 'prime'
 
     spec | rewardModel | Conflict | here
-        the process reward model of algorithm.type: prime needs scores from 0 to 1, and a reward
-        model's are unbounded; remove it, or another algorithm.type
+        type: prime needs scores from 0 to 1, and these are unbounded; remove it, or another type
     when: self.algorithm.type == 'prime'
 
     spec | rewards | OutOfRange

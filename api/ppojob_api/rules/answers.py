@@ -33,8 +33,7 @@ ANSWER_RULES = rules(
     when: self.algorithm.type == 'kto' && self.data.splitPairs
 
     spec | data.toolsKey | NoEffect | here
-        it has no effect with another algorithm.type than sft, dpo and kto, without
-        data.demonstrations; remove it
+        it has no effect on type ${self.algorithm.type} without data.demonstrations; remove it
     when: !(self.algorithm.type in ['sft', 'dpo', 'kto']) && self.data.demonstrations.size() == 0
 
     spec | data.demonstrations | Required | here
@@ -47,8 +46,7 @@ ANSWER_RULES = rules(
     when: !has(self.algorithm.supervised) || self.algorithm.type in $GIVEN
 
     spec.algorithm | supervised.rowsPerStep | OutOfRange | here
-        each optimizer step needs at least one demonstration; at least the optimizer steps of a step
-        ${$UPDATES}
+        each optimizer step of a step needs a demonstration; at least as many ${$UPDATES}
     must: $SUPERVISED_ROWS >= $UPDATES
 
     spec.algorithm.supervised | coefficient | OutOfRange | here
@@ -84,14 +82,12 @@ ANSWER_RULES = rules(
     must: self.guidance.samples < self.samplesPerPrompt
 
     spec.algorithm | type | Conflict
-        guidance compares off-policy with on-policy responses by their scores; one of $GUIDED_NAMES,
-        or no guidance
+        guidance compares responses by their scores; one of $GUIDED_NAMES, or no guidance
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: self.type in $GUIDED
 
     spec.algorithm | policyLoss.type | Conflict
-        guidance needs a token-level loss that does not read the sampler's log-probabilities; clip,
-        or another such type
+        guidance needs a token-level loss without sampler log-probabilities; clip, or another such
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: !(self.policyLoss.type in $UNGUIDED)
 

@@ -177,14 +177,12 @@ NAME_RULES = (
         when: has(self.errorScore)
 
         spec | rewards | Conflict
-            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
-            source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
         must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec | algorithm.custom algorithm.policyLoss.custom data.sampler | Conflict | here
-            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
-            source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
         must: !has(self.$FIELD.source) || !has(self.$FIELD.source.configMap)
 
@@ -198,8 +196,7 @@ NAME_RULES = (
         must: self.columns.all(one, !(one in $SEEN))
 
         spec | agent.tools agent.interactions | Conflict | here
-            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
-            source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 

@@ -67,15 +67,13 @@ REFERENCE_RULES = rules(
         && !($HAS_REPROMPT)
 
     spec | data.teacherPromptKey | NoEffect | here
-        no reference or teacher scores the rollouts; algorithm.type: distillation, or kl.in: loss,
-        or remove it
+        no reference scores the rollouts; type: distillation, or kl.in: loss, or remove it
     must: self.algorithm.kl.__in__ != 'none'
         || self.algorithm.type in ['online_dpo', 'distillation']
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
 
     spec | data.maxTeacherPromptTokens | NoEffect | here
-        the teacher reads the policy's prompts; remove it, or data.teacherPromptKey, or
-        algorithm.distillation.reprompt
+        the teacher reads the policy's prompts; remove it, or data.teacherPromptKey, or reprompt
     when: !has(self.data.teacherPromptKey) && !($HAS_REPROMPT)
 
     spec | data.teacherPromptKey | Conflict | here
@@ -122,19 +120,16 @@ REFERENCE_RULES = rules(
     when: self.type == 'distillation'
 
     spec.algorithm | kl.in | NoEffect
-        type: distillation learns only from the teacher; none, or another type with reference, which
-        learns from rewards too
+        type: distillation learns only from the teacher; none, or another type with reference
     when: self.type == 'distillation'
     must: self.kl.__in__ == 'none'
 
     spec.algorithm | $OF_ADVANTAGES | NoEffect | here
-        the loss is the divergence itself, and there are no advantages; remove it, or
-        distillation.divergence: $SAMPLED
+        the loss has no advantages; remove it, or distillation.divergence: $SAMPLED
     when: self.type == 'distillation' && self.distillation.divergence != '$SAMPLED'
 
     spec.algorithm.distillation | beta | OutOfRange | here
-        the mixture is one of the two models; between 0 and 1, or divergence: forward_kl for 0 and
-        reverse_kl for 1
+        the mixture is one of the models; between 0 and 1, or divergence: forward_kl or reverse_kl
     when: self.divergence == 'jsd'
     must: self.beta > 0.0 && self.beta < 1.0
 

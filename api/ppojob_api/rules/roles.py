@@ -164,14 +164,12 @@ ROLE_RULES = (
     *rules(
         """
         spec | roles.reference.offload | NoEffect
-            with model.lora the reference is the policy's base weights; remove it, or
-            roles.actorRollout.offload
+            with model.lora it is the base weights; remove it, or roles.actorRollout.offload
         when: has(self.model.lora) && !has(self.model.lora.modulesToSave) && !has(self.reference)
             && has(self.roles.reference) && self.roles.reference.colocateWith != 'none'
 
         $DEVICES | cpu | Conflict | here
-            threads would share cores; at least the ranks of a pod times threadsPerRank
-            ${$THREADS}, or fewer threadsPerRank
+            threads would share cores; at least ranks x threadsPerRank ${$THREADS}, or fewer threads
         must: self.cpu >= $THREADS
 
         $DEVICES | ranksPerReplica | Conflict
@@ -196,8 +194,7 @@ ROLE_RULES = (
         must: $OWN_RANKS % $WITHIN == 0
 
         $MODELS | parallelism.dataShard | Conflict
-            it does not divide the data-parallel ranks; a divisor of these ${$OWN_RANKS / $WITHIN},
-            or remove it
+            it does not divide the data-parallel ranks ${$OWN_RANKS / $WITHIN}; a divisor, or none
         when: $OWN_RANKS % $WITHIN == 0
         must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
@@ -208,8 +205,7 @@ ROLE_RULES = (
         must: $SHARDS * $ALIKE % self.parallelism.expert == 0
 
         $HOSTED | | NoEffect
-            settings of pods have no effect in the pods of another role; remove them, or
-            colocateWith: none for pods of its own
+            pod settings have no effect in another role's pods; remove them, or colocateWith: none
         when: self.colocateWith != 'none'
         must: $UNSET($POD_FIELDS)
 

@@ -59,8 +59,7 @@ LENGTH_RULES = rules(
     when: self.steps.validateOnly || self.steps.generateOnly
 
     spec | data.validation | Required
-        steps.validateOnly and generateOnly read their prompts there; a list of files, or with
-        generateOnly `ppojob generate --data FILE`
+        the prompts are read there; a list of files, or `ppojob generate --data FILE`
     when: self.steps.validateOnly || self.steps.generateOnly
     must: self.data.validation.size() > 0
 
@@ -218,8 +217,7 @@ SAMPLING_RULES = rules(
     must: self.train.all(file, !has(file.weight))
 
     spec | data.sampler | Conflict | here
-        a job of type ${self.algorithm.type} generates and scores nothing; remove it, or
-        data.curriculum
+        type ${self.algorithm.type} scores nothing; remove it, or data.curriculum
     when: self.algorithm.type in $GIVEN
 
     spec | data.sampler | NotInThisVersion | here

@@ -57,8 +57,7 @@ TOOL_RULES = rules(
     must: self.name in $TOOL_WORDS
 
     spec.agent | tools | Required | here
-        the tool search has no index; agent.retriever, or index (a folder that ppojob index made) or
-        url in its config
+        the tool search has no index; agent.retriever, or index or url in its config
     when: !has(self.retriever)
     must: self.tools.all(one, has(one.source) || one.name != 'search' || one.config.size() > 0)
 
