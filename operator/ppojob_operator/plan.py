@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.well_known import KIND
 from ppojob_operator.changes import changes, written_objects
 from ppojob_operator.conditions import (
     ObservedCondition,
@@ -21,7 +22,7 @@ from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Action, DeleteJob, Emit, Job, Observed, Plan, Time
+from ppojob_operator.state import Action, Delete, Emit, Job, Observed, Plan, Time
 
 
 def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
@@ -31,7 +32,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
         return Plan()
     expiry = expiry_in(job, observed, now)
     if expiry is not None and expiry <= 0:
-        return Plan(waves=((DeleteJob(),),))
+        return Plan(waves=((Delete(KIND, job.name, job.uid),),))
     problems = job.problems or (cluster_problems(job.manifest) if job.manifest else ())
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:

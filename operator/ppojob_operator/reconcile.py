@@ -46,8 +46,6 @@ from ppojob_operator.state import (
     Create,
     CreateKeys,
     Delete,
-    DeleteJob,
-    DeletePod,
     Emit,
     Job,
     Manifest,
@@ -235,14 +233,11 @@ class Reconciler:
                 self._cache.update_child(answer)
             case ReleaseQuota(name, uid):
                 await self._release_quota(job, name, uid, now)
-            case Delete(kind, name, uid):
-                await self._cluster.delete(kind_of_child(kind), job.namespace, name, uid)
-            case DeletePod(name, uid, force):
-                metrics.POD_DELETIONS.labels(str(force).lower()).inc()
+            case Delete(kind, name, uid, force):
+                if kind == POD.name:
+                    metrics.POD_DELETIONS.labels(str(force).lower()).inc()
                 grace = 0 if force else None
-                await self._cluster.delete(POD, job.namespace, name, uid, grace)
-            case DeleteJob():
-                await self._cluster.delete(JOB, job.namespace, job.name, job.uid)
+                await self._cluster.delete(kind_of_child(kind), job.namespace, name, uid, grace)
             case CreateKeys(templates):
                 await self._create_keys(job, dict(templates))
                 self._cache.clear_refusal(job.key, action.manifest)

@@ -261,25 +261,12 @@ class ReleaseQuota:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete an object of the job, and its dependents."""
+    """Delete an object of the job with its dependents, one of its pods, or the job itself."""
 
-    kind: ChildKind
+    kind: ChildKind | Literal["Pod", "PPOJob"]
     name: str
     uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """Delete a pod, which its StatefulSet creates again; `force`: without grace period."""
-
-    name: str
-    uid: str
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteJob:
-    """Delete the job, whose ttlSecondsAfterFinished has passed."""
+    force: bool = False  # without grace period
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +278,7 @@ class Emit:
     message: str
 
 
-Action = (
-    CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | DeletePod | DeleteJob | Emit
-)
+Action = CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | Emit
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,11 @@ def actions(planned: Plan, kind: type = object) -> list[Any]:
 
 def kinds(planned: Plan) -> list[str]:
     return [
-        f"Create {one.manifest['kind']}" if isinstance(one, Create) else type(one).__name__
+        f"Create {one.manifest['kind']}"
+        if isinstance(one, Create)
+        else "DeletePod"
+        if one in deleted_pods(planned)
+        else type(one).__name__
         for one in actions(planned)
     ]
 
@@ -80,7 +84,12 @@ def made(planned: Plan, kind: str) -> list[Manifest]:
 
 
 def deleted(planned: Plan) -> list[str]:
-    return [one.name for one in actions(planned, Delete)]
+    """The objects that a plan deletes, without pods."""
+    return [one.name for one in actions(planned, Delete) if one.kind != "Pod"]
+
+
+def deleted_pods(planned: Plan) -> list[Delete]:
+    return [one for one in actions(planned, Delete) if one.kind == "Pod"]
 
 
 def told(planned: Plan) -> list[str]:
