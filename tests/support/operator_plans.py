@@ -69,14 +69,14 @@ def actions(planned: Plan, kind: type = object) -> list[Any]:
 
 
 def kinds(planned: Plan) -> list[str]:
-    return [
-        f"Create {one.manifest['kind']}"
-        if isinstance(one, Create)
-        else "DeletePod"
-        if one in deleted_pods(planned)
-        else type(one).__name__
-        for one in actions(planned)
-    ]
+    return [_kind(one) for one in actions(planned)]
+
+
+def _kind(one: Any) -> str:
+    if isinstance(one, Create):
+        return f"Create {one.manifest['kind']}"
+    is_of_pod = isinstance(one, Delete) and one.kind == "Pod"
+    return "DeletePod" if is_of_pod else type(one).__name__
 
 
 def made(planned: Plan, kind: str) -> list[Manifest]:
