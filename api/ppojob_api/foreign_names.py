@@ -26,14 +26,9 @@ class Row:
     """A line of the table, the names as the other framework writes them."""
 
     names: tuple[str, ...]
-    here: tuple[str, ...]
-    """Fields or a word; empty where `status` says why there is none."""
-
-    remark: str
-    """What to know besides, as it follows a comma."""
-
-    status: str
-    """NOT_YET, NOT_NEEDED, or empty."""
+    here: tuple[str, ...]  # fields or a word; empty where `status` says why there is none
+    remark: str  # what to know besides, as it follows a comma
+    status: str  # NOT_YET, NOT_NEEDED, or empty
 
 
 @cache

@@ -18,17 +18,7 @@ from typing import Any, Final, NoReturn
 from pydantic import JsonValue
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
-from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.representer import SafeRepresenter
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, printable, shown
@@ -64,14 +54,10 @@ class Manifest:
     """A file that was read; `name` is its name in messages."""
 
     name: str
-    value: JsonValue
-    """The document, or None if it could not be read."""
-
-    problems: tuple[Problem, ...]
-    """Problems of the file itself, in the order of the text."""
-
+    value: JsonValue  # the document, or None if it could not be read
+    problems: tuple[Problem, ...]  # problems of the file itself, in the order of the text
+    # Paths of values in `problems`, which are not checked as fields again.
     doubtful: tuple[tuple[str | int, ...], ...] = ()
-    """Paths of values in `problems`, which are not checked as fields again."""
 
 
 def display_name(path: str) -> str:
@@ -192,126 +178,88 @@ class _Stop(Exception):  # noqa: N818 - ends the reading, is no error of its own
 
 @dataclass(slots=True)
 class _Reader:
-    """Builds plain values from the parser's events, and collects problems with their position."""
+    """Converts ruamel's nodes to plain values, and collects problems with their position."""
 
     name: str
     num_rows: int
     problems: list[Problem] = field(default_factory=list)
-    num_nodes: int = 0
-    anchors: dict[str, tuple[JsonValue, int]] = field(default_factory=dict)
-    path: list[str | int] = field(default_factory=list)
     doubtful: list[tuple[str | int, ...]] = field(default_factory=list)
+    num_nodes: int = 0
 
     def read(self, text: str) -> JsonValue:
         """The first document; several documents or none are a problem."""
         yaml = YAML(typ="safe", pure=True)
-        value: JsonValue = None
+        # An anchor may be defined again.
+        yaml.composer.warn_double_anchors = False
         try:
-            events = iter(yaml.parse(text))
-            if self._next_document(events) is None:
+            documents = list(yaml.compose_all(text))
+            if not documents:
                 self._problem(None, ABSENT, "the file is empty", "one PPOJob", ReasonCode.EMPTY)
                 return None
-            value = self._node(next(events), events)
-            if (second := self._next_document(events)) is not None:
-                count = 2 + sum(isinstance(event, DocumentStartEvent) for event in events)
-                why, allowed = "a file holds one job, and none of these is run", "one PPOJob a file"
-                got, code = f"{count} documents", ReasonCode.SEVERAL_DOCUMENTS
-                self._problem(second.start_mark, got, why, allowed, code)
+            value = self._value(documents[0], ())
         except _Stop:
             return None
         except MarkedYAMLError as error:
             self._malformed(error)
+            return None
+        except RecursionError:
+            got, why = f"far more than {DEPTH_LIMIT} levels", "nested too deeply"
+            self._problem(None, got, why, "plain nested YAML", ReasonCode.UNSUPPORTED_YAML)
+            return None
         except (YAMLError, ValueError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             self._problem(None, ABSENT, why, "well-formed YAML", ReasonCode.MALFORMED_YAML)
+            return None
+        if len(documents) > 1:
+            why, allowed = "a file holds one job, and none of these is run", "one PPOJob a file"
+            got, code = f"{len(documents)} documents", ReasonCode.SEVERAL_DOCUMENTS
+            self._problem(documents[1].start_mark, got, why, allowed, code)
         return value
 
-    def _next_document(self, events: Iterator[Event]) -> Event | None:
-        return next((event for event in events if isinstance(event, DocumentStartEvent)), None)
+    def _value(self, node: Node, path: tuple[str | int, ...]) -> JsonValue:
+        """The value of a node; each alias of an anchor gets a copy."""
+        self._count(node)
+        if len(path) > DEPTH_LIMIT:
+            self._unsupported(node, f"more than {DEPTH_LIMIT} levels", "nested too deeply")
+        if node.ctag.handle is not None:
+            self._unsupported(node, f"the tag {node.tag}", "tags mean nothing to Kubernetes")
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
+        return self._scalar(node, path)
 
-    def _node(self, event: Event, events: Iterator[Event]) -> JsonValue:
-        self._check_depth(event, len(self.path))
-        if isinstance(event, AliasEvent):
-            return self._alias(event)
-        before = self.num_nodes
-        self._count(event, 1)
-        assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
-        if event.tag is not None:
-            self._unsupported(event, f"the tag {event.tag}", "tags mean nothing to Kubernetes")
-        if isinstance(event, ScalarEvent):
-            value = self._scalar(event)
-        elif isinstance(event, SequenceStartEvent):
-            value = self._sequence(events)
-        else:
-            value = self._mapping(events)
-        if event.anchor is not None:
-            self.anchors[event.anchor] = (value, self.num_nodes - before)
-        return value
-
-    def _sequence(self, events: Iterator[Event]) -> JsonValue:
-        items: list[JsonValue] = []
-        for event in events:
-            if isinstance(event, SequenceEndEvent):
-                break
-            self.path.append(len(items))
-            items.append(self._node(event, events))
-            self.path.pop()
-        return items
-
-    def _mapping(self, events: Iterator[Event]) -> JsonValue:
+    def _mapping(self, node: MappingNode, path: tuple[str | int, ...]) -> JsonValue:
         rows: dict[str, int] = {}
         items: dict[str, JsonValue] = {}
-        for event in events:
-            if isinstance(event, MappingEndEvent):
-                break
-            key = self._key(event)
-            self.path.append(key)
-            value = self._node(next(events), events)
-            self.path.pop()
+        for key_node, value_node in node.value:
+            key = self._key(key_node, path)
+            value = self._value(value_node, (*path, key))
             if key in rows:
-                self.doubtful.append((*self.path, key))
-                self._problem(
-                    event.start_mark,
-                    shown(key),
-                    f"the key is in line {rows[key]} already",
-                    "each key once",
-                    ReasonCode.DUPLICATE_KEY,
-                )
+                self.doubtful.append((*path, key))
+                why = f"the key is in line {rows[key]} already"
+                mark, code = key_node.start_mark, ReasonCode.DUPLICATE_KEY
+                self._problem(mark, shown(key), why, "each key once", code)
                 continue
-            rows[key] = event.start_mark.line + 1
+            rows[key] = key_node.start_mark.line + 1
             items[key] = value
         return items
 
-    def _key(self, event: Event) -> str:
-        if not isinstance(event, ScalarEvent):
+    def _key(self, node: Node, path: tuple[str | int, ...]) -> str:
+        if not isinstance(node, ScalarNode):
             why = "keys are words, and text that begins with a brace stands in quotes"
-            self._unsupported(event, "a list or an object", why)
-        self._count(event, 1)
+            self._unsupported(node, "a list or an object", why)
+        self._count(node)
         # Keys are always text, never numbers or booleans.
-        if event.style is None and _YAML_1_1_BOOLEAN.fullmatch(event.value):
-            self._ambiguous(event)
-        return str(event.value)
+        if node.style is None and _YAML_1_1_BOOLEAN.fullmatch(node.value):
+            self._ambiguous(node, path)
+        return str(node.value)
 
-    def _alias(self, event: AliasEvent) -> JsonValue:
-        if event.anchor not in self.anchors:
-            self._unsupported(event, f"*{event.anchor}", "the anchor is not defined before it")
-        value, num_nodes = self.anchors[event.anchor]
-        self._count(event, num_nodes)
-        return self._copied(value, event, len(self.path))
-
-    def _copied(self, value: JsonValue, event: AliasEvent, depth: int) -> JsonValue:
-        """A copy for every alias, so that a change of one does not change the others."""
-        self._check_depth(event, depth)
-        if isinstance(value, dict):
-            return {key: self._copied(one, event, depth + 1) for key, one in value.items()}
-        if isinstance(value, list):
-            return [self._copied(one, event, depth + 1) for one in value]
-        return value
-
-    def _scalar(self, event: ScalarEvent) -> JsonValue:
-        text = str(event.value)
+    def _scalar(self, node: ScalarNode, path: tuple[str | int, ...]) -> JsonValue:
+        text = str(node.value)
         # Quoted and block scalars are always text.
-        if event.style is not None:
+        if node.style is not None:
             return text
         if _NULL.fullmatch(text):
             return None
@@ -324,31 +272,27 @@ class _Reader:
         if _FLOAT.fullmatch(text):
             return float(text)
         if _YAML_1_1_BOOLEAN.fullmatch(text) or _YAML_1_1_NUMBER.fullmatch(text):
-            self._ambiguous(event)
+            self._ambiguous(node, path)
         return text
 
-    def _ambiguous(self, event: ScalarEvent) -> None:
-        text = str(event.value)
+    def _ambiguous(self, node: ScalarNode, path: tuple[str | int, ...]) -> None:
+        text = str(node.value)
         if _YAML_1_1_BOOLEAN.fullmatch(text):
             why, allowed = "some YAML readers take it for a boolean", "true, false or quotes"
         else:
             why = "YAML readers differ about the number that this is"
             allowed = "a plain decimal number or quotes"
-        mark = event.start_mark
-        self.doubtful.append(tuple(self.path))
+        mark = node.start_mark
+        self.doubtful.append(path)
         self._problem(mark, text, why, f"write {allowed}", ReasonCode.AMBIGUOUS_SCALAR)
 
-    def _check_depth(self, event: Event, depth: int) -> None:
-        if depth > DEPTH_LIMIT:
-            self._unsupported(event, f"more than {DEPTH_LIMIT} levels", "nested too deeply")
-
-    def _count(self, event: Event, num_nodes: int) -> None:
-        self.num_nodes += num_nodes
+    def _count(self, node: Node) -> None:
+        self.num_nodes += 1
         if self.num_nodes > NODE_LIMIT:
-            self._unsupported(event, f"more than {NODE_LIMIT} values", "too many values")
+            self._unsupported(node, f"more than {NODE_LIMIT} values", "too many values")
 
-    def _unsupported(self, event: Event, got: str, why: str) -> NoReturn:
-        mark = event.start_mark
+    def _unsupported(self, node: Node, got: str, why: str) -> NoReturn:
+        mark = node.start_mark
         self._problem(mark, got, why, "plain nested YAML", ReasonCode.UNSUPPORTED_YAML)
         raise _Stop
 

@@ -151,7 +151,7 @@ def _problems(path: PathKey, detail: ErrorDetails) -> Iterator[Problem]:
         yield _problem(path, detail)
         return
     for place, value in suggestions.leaves(path, detail["input"]) or [(path, detail["input"])]:
-        yield suggestions.of_field(place, value).as_problem(shapes.dotted(place), value)
+        yield Problem(shapes.dotted(place), shown(value), *suggestions.of_field(place, value))
 
 
 def _problem(path: PathKey, detail: ErrorDetails) -> Problem:
@@ -162,7 +162,7 @@ def _problem(path: PathKey, detail: ErrorDetails) -> Problem:
         return Problem(where, ABSENT, "the field is required", allowed, ReasonCode.REQUIRED)
     if kind == "literal_error" and shape is not None:
         field = shapes.dotted(tuple(key for key in path if isinstance(key, str)))
-        return suggestions.of_word(field, value, shape).as_problem(where, value)
+        return Problem(where, shown(value), *suggestions.of_word(field, value, shape))
     if kind in _TOO_SMALL | _TOO_LARGE | {"finite_number"}:
         why = _size(kind, value)
         allowed = "a finite number" if shape is not None and shape.kind == "any" else allowed

@@ -41,20 +41,13 @@ ABSENT: Final = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem.
+    """One problem."""
 
-    Attributes:
-        where: Path in the spec (`spec.algorithm.type`) or place in a file (`job.yaml:3:7`).
-        got: What is there, as `shown` renders it.
-        why: What is wrong.
-        allowed: What to write instead.
-        reason_code: Stable word for programs: a `ReasonCode`, or that of another kind of input.
-    """
-
-    where: str
-    got: str
+    where: str  # Path in the spec (`spec.algorithm.type`) or place in a file (`job.yaml:3:7`)
+    got: str  # What is there, as `shown` renders it
     why: str
     allowed: str
+    # Stable word for programs: a `ReasonCode`, or that of another kind of input.
     reason_code: StrEnum
 
     def __str__(self) -> str:

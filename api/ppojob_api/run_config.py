@@ -64,42 +64,22 @@ class EngineFacts(Section):
     """Versions and hardware that decide the bits of a run; null if unknown (plan, operator)."""
 
     torch: str | None = None
-    """Version of torch."""
-
     transformers: str | None = None
-    """Version of transformers."""
-
     vllm: str | None = None
-    """Version of vLLM."""
-
+    # Widest instruction set of the processor, by the names that Linux uses.
     instruction_set: str | None = None
-    """Widest instruction set of the processor, by the names that Linux uses."""
-
-    native_bfloat16: bool | None = None
-    """Whether the processor multiplies bfloat16 natively."""
+    native_bfloat16: bool | None = None  # whether the processor multiplies bfloat16 natively
 
 
 class RunConfig(Section):
     """One run, with every default written out."""
 
     name: str
-    """Name of the job."""
-
     namespace: str
-    """Namespace of the job."""
-
-    uid: str
-    """Uid of the job; a job that is deleted and created again has another."""
-
-    spec: PPOJobSpec
-    """The spec with every default written out; itself a valid spec."""
-
+    uid: str  # uid of the job; a job that is deleted and created again has another
+    spec: PPOJobSpec  # the spec with every default written out; itself a valid spec
     topology: Topology
-    """Pods and ranks."""
-
     facts: EngineFacts = EngineFacts()
-    """Versions and hardware."""
-
     _places: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def located(self, places: Mapping[str, str]) -> "RunConfig":

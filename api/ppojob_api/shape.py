@@ -108,8 +108,7 @@ class Member:
     required: bool
     default: Any
     section: type[Section]
-    name: str
-    """As in Python."""
+    name: str  # as in Python
 
     @property
     def description(self) -> str:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ppojob_api import foreign_names
 from ppojob_api import shape as shapes
 from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET, Row
-from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.problem import ReasonCode
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
@@ -44,10 +44,6 @@ class Suggestion(NamedTuple):
     why: str
     allowed: str
     reason_code: ReasonCode = ReasonCode.UNKNOWN_FIELD
-
-    def as_problem(self, where: str, value: object) -> Problem:
-        """The suggestion as a problem of a value."""
-        return Problem(where, shown(value), *self)
 
 
 def of_field(path: PathKey, value: object) -> Suggestion:

@@ -30,39 +30,22 @@ _ROLES_WITHOUT_MODEL: Final[frozenset[RoleName]] = frozenset(
 class PodTopology(Section):
     """One pod of a role."""
 
-    name: str
-    """`<job>-<role>-<index>`."""
-
-    host: str
-    """`<job>-<role>-<index>.<job>-<role>`, resolved inside the job's namespace."""
-
-    index: int
-    """Ordinal of the pod."""
+    name: str  # `<job>-<role>-<index>`
+    host: str  # `<job>-<role>-<index>.<job>-<role>`, resolved inside the job's namespace
+    index: int  # ordinal of the pod
 
 
 class RoleTopology(Section):
     """The pods and ranks of one role."""
 
-    role: RoleName
-    """Name as in the spec."""
-
-    device: Device
-    """Where its tensors live."""
-
-    pods: Items[PodTopology]
-    """By ordinal; those of `colocatedWith` where that is given."""
-
-    ranks_per_pod: int
-    """Processes in each pod."""
-
-    threads_per_rank: int
-    """Threads of each process."""
-
-    gpus_per_pod: int
-    """GPUs of each pod."""
-
+    role: RoleName  # name as in the spec
+    device: Device  # where its tensors live
+    pods: Items[PodTopology]  # by ordinal; those of `colocatedWith` where that is given
+    ranks_per_pod: int  # processes in each pod
+    threads_per_rank: int  # threads of each process
+    gpus_per_pod: int  # GPUs of each pod
+    # The role whose pods this one lives in; none: pods of its own.
     colocated_with: RoleName | None = None
-    """The role whose pods this one lives in; none: pods of its own."""
 
     @property
     def world_size(self) -> int:
@@ -83,8 +66,7 @@ class RoleTopology(Section):
 class Topology(Section):
     """All roles of a job, the controller first."""
 
-    roles: Items[RoleTopology]
-    """Roles that this job has, in the order of the spec."""
+    roles: Items[RoleTopology]  # roles that this job has, in the order of the spec
 
     def role(self, name: RoleName) -> RoleTopology:
         """One role by name.

@@ -26,7 +26,6 @@ _ROLES: Final = (
 CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]], ...]] = (
     (schedule.best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),
     (pods.without_pods, ("spec.pods", *_ROLES)),
-    (pods.pod_sets, ("spec.scheduling.type", *_ROLES)),
     (pods.overrides, ("spec.pods", "spec.scheduling.type")),
     (pods.volumes, ("spec.pods",)),
     (pods.resources, ("spec.pods",)),

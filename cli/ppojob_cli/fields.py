@@ -9,7 +9,7 @@ import click
 
 from ppojob_api import contract, foreign_names, suggestions
 from ppojob_api import shape as shapes
-from ppojob_api.problem import Problem
+from ppojob_api.problem import Problem, shown
 from ppojob_api.shape import PathKey
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
@@ -75,7 +75,7 @@ def _problem(given: str, keys: list[str]) -> Problem | None:
             # The full path may be a field of another framework.
             is_foreign = suggestions.foreign_field(keys) is not None
             suggestion = suggestions.of_field(tuple(keys) if is_foreign else path, None)
-            return suggestion.as_problem("PATH", given)
+            return Problem("PATH", shown(given), *suggestion)
         if shape.kind == "list":
             path = (*path, 0)
     return None

@@ -6,9 +6,9 @@ pod takes about a kilobyte, a child object less than two.
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ppojob_operator.build.kueue import placement
 from ppojob_operator.build.metadata import covers, digest
@@ -37,6 +37,8 @@ from ppojob_operator.state import (
     Placement,
     Pod,
 )
+
+T = TypeVar("T")
 
 _WITHOUT_CONTROLLER = frozenset({"Succeeded", "Failed", "Suspended"})
 """Phases of jobs that have no controller to poll."""
@@ -74,48 +76,39 @@ class GangCache:
 
     def __init__(self, enqueue: Callable[[], None]) -> None:
         self._enqueue = enqueue
-        self._served: frozenset[tuple[GangKind, str]] = frozenset()
+        self._served: set[tuple[GangKind, str]] = set()
         self._flavors: dict[str, tuple[str, Placement]] = {}
         self._priorities: dict[str, tuple[str, int]] = {}
-        self._facts = GangFacts()
 
     def facts(self, namespace: str) -> GangFacts:
         """What the jobs of a namespace can use."""
         served = frozenset(kind for kind, where in self._served if where in {"", namespace})
-        return dataclasses.replace(self._facts, served=served)
+        return GangFacts(served, dict(self._flavors.values()), dict(self._priorities.values()))
 
     def update_served(self, kind: GangKind, namespace: str, is_served: bool) -> None:
         """Record whether a kind can be read in a namespace; empty: in all namespaces."""
         one = (kind, namespace)
-        served = self._served | {one} if is_served else self._served - {one}
-        if served != self._served:
-            self._served = served
+        if is_served != (one in self._served):
+            self._served ^= {one}
             self._enqueue()
 
     def update_flavor(self, manifest: Manifest) -> None:
         """Store a ResourceFlavor."""
-        metadata = manifest["metadata"]
-        self._flavors[metadata["uid"]] = metadata["name"], placement(manifest.get("spec") or {})
-        self._update()
+        self._store(self._flavors, manifest, placement(manifest.get("spec") or {}))
 
     def update_priority(self, manifest: Manifest) -> None:
         """Store a WorkloadPriorityClass."""
-        metadata = manifest["metadata"]
-        self._priorities[metadata["uid"]] = metadata["name"], int(manifest["value"])
-        self._update()
+        self._store(self._priorities, manifest, int(manifest["value"]))
 
     def remove(self, uid: str) -> None:
         """Remove a deleted ResourceFlavor or WorkloadPriorityClass."""
-        self._flavors.pop(uid, None)
-        self._priorities.pop(uid, None)
-        self._update()
+        if self._flavors.pop(uid, None) or self._priorities.pop(uid, None):
+            self._enqueue()
 
-    def _update(self) -> None:
-        facts = GangFacts(
-            frozenset(), dict(self._flavors.values()), dict(self._priorities.values())
-        )
-        if facts != self._facts:
-            self._facts = facts
+    def _store(self, known: dict[str, tuple[str, T]], manifest: Manifest, value: T) -> None:
+        metadata = manifest["metadata"]
+        if known.get(metadata["uid"]) != (metadata["name"], value):
+            known[metadata["uid"]] = metadata["name"], value
             self._enqueue()
 
 
@@ -296,13 +289,6 @@ class Cache:
         records = self._jobs.get(key)
         if records is not None:
             records.refused.pop(child_key(manifest), None)
-
-    def keep_refusals(self, key: JobKey, wanted: Set[tuple[ChildKind, str]]) -> None:
-        """Forget the refusals of objects that are no longer desired; enqueues the job."""
-        records = self._jobs.get(key)
-        if records is not None and not records.refused.keys() <= wanted:
-            records.refused = {one: why for one, why in records.refused.items() if one in wanted}
-            self._enqueue(key)
 
     def _jobs_on(self, node: str) -> list[JobKey]:
         return [

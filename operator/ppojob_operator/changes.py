@@ -38,7 +38,6 @@ from ppojob_operator.state import (
     Create,
     CreateKeys,
     Delete,
-    DeletePod,
     Manifest,
     ReleaseQuota,
 )
@@ -168,7 +167,7 @@ def _outdated_controller(here: ReconcileContext) -> Iterable[Action]:
         return
     for pod in here.observed.pods_of("controller"):
         if pod.config_digest != _config_of(child) and not pod.is_deleting:
-            yield DeletePod(pod.name, pod.uid)
+            yield Delete("Pod", pod.name, pod.uid)
 
 
 def _set_of(here: ReconcileContext, role: RoleName) -> Child | None:

@@ -27,16 +27,11 @@ MESSAGE_LIMIT = 1_024
 
 @dataclass(frozen=True, slots=True)
 class ObservedCondition:
-    """A condition before its transition time is set.
-
-    Attributes:
-        holds: None: unknown.
-        reason: CamelCase word; cli/ppojob_cli/cluster/reasons.md explains each.
-    """
+    """A condition before its transition time is set."""
 
     type: ConditionType
-    holds: bool | None
-    reason: str
+    holds: bool | None  # None: unknown
+    reason: str  # CamelCase word; cli/ppojob_cli/cluster/reasons.md explains each
     message: str = ""
 
 

@@ -16,16 +16,11 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach an API server.
-
-    Attributes:
-        ssl: TLS settings; None for plain HTTP.
-        token: returns the current bearer token, or an empty text.
-    """
+    """How to reach an API server."""
 
     server: str
-    ssl: ssl.SSLContext | None
-    token: Callable[[], str]
+    ssl: ssl.SSLContext | None  # TLS settings; None for plain HTTP
+    token: Callable[[], str]  # returns the current bearer token, or an empty text
 
 
 def connect(environment: Mapping[str, str] = os.environ) -> Connection:

@@ -10,23 +10,17 @@ class ClusterError(Exception):
 
     Attributes:
         status: HTTP status; 0 without an answer.
-    """
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class UnavailableError(ClusterError):
-    """No answer, 429 or 5xx: the same request may succeed later.
-
-    Attributes:
         retry_after: seconds of the header Retry-After, or None.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after: float | None = None) -> None:
-        super().__init__(message, status)
+        super().__init__(message)
+        self.status = status
         self.retry_after = retry_after
+
+
+class UnavailableError(ClusterError):
+    """No answer, 429 or 5xx: the same request may succeed later."""
 
 
 class ConflictError(ClusterError):
@@ -59,11 +53,6 @@ def message_of(body: str) -> str:
 
 def error_of(status: int, message: str, retry_after: float | None = None) -> ClusterError:
     """The error for an HTTP status."""
-    if status == 429 or status >= 500:
-        return UnavailableError(message, status, retry_after)
-    kinds: dict[int, type[ClusterError]] = {
-        404: MissingError,
-        409: ConflictError,
-        410: ExpiredError,
-    }
-    return kinds.get(status, RefusedError)(message, status)
+    kinds = {404: MissingError, 409: ConflictError, 410: ExpiredError, 429: UnavailableError}
+    kind = UnavailableError if status >= 500 else kinds.get(status, RefusedError)
+    return kind(message, status, retry_after)

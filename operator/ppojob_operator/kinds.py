@@ -1,6 +1,7 @@
 """Kinds of Kubernetes objects that the operator uses, and their API paths."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ppojob_api.well_known import API_VERSION, KIND, PLURAL
 from ppojob_operator.state import ChildKind, GangKind, Manifest
@@ -86,6 +87,6 @@ def kind_of(manifest: Manifest) -> Kind:
     return _EVERY[child_kind(manifest)]
 
 
-def kind_of_child(name: ChildKind) -> Kind:
-    """The kind of a child."""
+def kind_of_child(name: ChildKind | Literal["Pod", "PPOJob"]) -> Kind:
+    """The kind of a child, of pods or of jobs."""
     return _EVERY[name]

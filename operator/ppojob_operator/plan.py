@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api.well_known import KIND
 from ppojob_operator.changes import changes, written_objects
 from ppojob_operator.conditions import (
     ObservedCondition,
@@ -18,10 +19,10 @@ from ppojob_operator.conditions import (
 )
 from ppojob_operator.policies.ending import crashed_pods, deadline_in, expiry_in, lost_pods
 from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
-from ppojob_operator.reconcile_context import ReconcileContext, reconcile_context
+from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Action, DeleteJob, Emit, Job, Observed, Plan, Time
+from ppojob_operator.state import Action, Delete, Emit, Job, Observed, Plan, Time
 
 
 def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
@@ -31,12 +32,12 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
         return Plan()
     expiry = expiry_in(job, observed, now)
     if expiry is not None and expiry <= 0:
-        return Plan(waves=((DeleteJob(),),))
+        return Plan(waves=((Delete(KIND, job.name, job.uid),),))
     problems = job.problems or (cluster_problems(job.manifest) if job.manifest else ())
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:
         return _refusal(job, accepted, now, expiry)
-    here = reconcile_context(job, None if problems else job.manifest, accepted, observed, now)
+    here = ReconcileContext(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
     lost = (
         *lost_pods(observed, settings.node_silence_seconds, now),
@@ -46,7 +47,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     # Refusals of objects that are no longer desired are outdated.
     desired = written_objects(waves)
     refused = {one: why for one, why in observed.refused.items() if one in desired}
-    status = status_of(replace(here, observed=replace(observed, refused=refused)), image)
+    status = status_of(here, image, refused)
     last: tuple[Action, ...] = (
         *(deletion for deletion, left in lost if left <= 0),
         *events(here, status),

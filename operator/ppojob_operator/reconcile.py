@@ -19,7 +19,6 @@ from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of, role_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
-from ppojob_operator.changes import written_objects
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import ConditionType, condition, event_time, holds, rfc3339
 from ppojob_operator.errors import (
@@ -47,8 +46,6 @@ from ppojob_operator.state import (
     Create,
     CreateKeys,
     Delete,
-    DeleteJob,
-    DeletePod,
     Emit,
     Job,
     Manifest,
@@ -181,7 +178,6 @@ class Reconciler:
         After a failed wave nothing more is created or applied. Deletions are still executed: a
         refused object must not prevent a job from stopping, nor the deletion of lost pods.
         """
-        self._cache.keep_refusals(job.key, written_objects(plan.waves))
         failed: list[ClusterError] = []
         for wave in plan.waves:
             due = [one for one in wave if not failed or not isinstance(one, _WRITING)]
@@ -237,14 +233,11 @@ class Reconciler:
                 self._cache.update_child(answer)
             case ReleaseQuota(name, uid):
                 await self._release_quota(job, name, uid, now)
-            case Delete(kind, name, uid):
-                await self._cluster.delete(kind_of_child(kind), job.namespace, name, uid)
-            case DeletePod(name, uid, force):
-                metrics.POD_DELETIONS.labels(str(force).lower()).inc()
+            case Delete(kind, name, uid, force):
+                if kind == POD.name:
+                    metrics.POD_DELETIONS.labels(str(force).lower()).inc()
                 grace = 0 if force else None
-                await self._cluster.delete(POD, job.namespace, name, uid, grace)
-            case DeleteJob():
-                await self._cluster.delete(JOB, job.namespace, job.name, job.uid)
+                await self._cluster.delete(kind_of_child(kind), job.namespace, name, uid, grace)
             case CreateKeys(templates):
                 await self._create_keys(job, dict(templates))
                 self._cache.clear_refusal(job.key, action.manifest)

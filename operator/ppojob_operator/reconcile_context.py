@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from functools import cached_property
 
 from ppojob_api.run_config import layout_json, resolve
 from ppojob_api.v1alpha1.job import PPOJob
@@ -19,38 +20,100 @@ from ppojob_operator.reading import JOBS_REMEMBERED
 from ppojob_operator.state import Job, Observed, Time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReconcileContext:
-    """State of a job at one moment.
-
-    Attributes:
-        config: of its pods; None if the spec is invalid: existing objects are kept, or deleted when
-            the job ends, but none are created.
-        roles: those with pods of their own.
-        failures: failures that are not in the status yet.
-        admission: whether it may have pods.
-        has_old_layout: whether objects of another layout exist; they are deleted first.
-        should_run: whether its controller should run.
-        desired: roles that should have pods now.
-    """
+    """State of a job that was accepted once, at one moment."""
 
     job: Job
+    manifest: PPOJob | None  # None if it is invalid now
     accepted: ObservedCondition
-    config: PodConfig | None
-    roles: PodNames
     observed: Observed
     now: Time
-    failures: tuple[FailureRecord, ...]
-    admission: Admission
-    ending: Ending | None
-    has_old_layout: bool
-    should_run: bool
-    desired: PodNames
+
+    @cached_property
+    def config(self) -> PodConfig | None:
+        """Configuration of its pods.
+
+        None if the spec is invalid: existing objects are kept, or deleted when the job ends, but
+        none are created.
+        """
+        return pod_config(self.job, self.manifest) if self.manifest is not None else None
+
+    @cached_property
+    def roles(self) -> PodNames:
+        """Roles with pods of their own."""
+        if self.config is None:
+            return accepted_pods(self.job)
+        return wanted_pods(self.config.run.topology)
+
+    @cached_property
+    def failures(self) -> list[FailureRecord]:
+        """Failures that are not in the status yet."""
+        return new_records(self.observed.pods, self.job.status, self.now)
+
+    @cached_property
+    def ending(self) -> Ending | None:
+        """How it ended.
+
+        It is written to the status before the pods are deleted, since only they show it.
+        """
+        budget = self.job.recovery.restarts_without_progress
+        failure = ending_by_failures(self.failures, self.job.status, budget)
+        return ending(self.job, self.observed.controller, failure, self.now)
+
+    @cached_property
+    def admission(self) -> Admission:
+        """Whether it may have pods."""
+        if self.config is None and not self.has_ended and not self._is_made:
+            why = self.accepted.reason, self.accepted.message
+            return Admission(ObservedCondition("Admitted", False, *why), may_have_pods=False)
+        return admission(self.job, self.observed, self.now)
+
+    @cached_property
+    def has_old_layout(self) -> bool:
+        """Whether objects of another layout exist; they are deleted first.
+
+        The API server allows a new layout only while the status says that no pods exist, but the
+        status may be outdated. So existing pods write a checkpoint and are deleted, and never run
+        beside pods of the new layout.
+        """
+        if self.config is None:
+            return False
+        children = self.observed.children.values()
+        layouts = {pod.layout for pod in self.observed.pods}
+        layouts |= {
+            layout_of(child.manifest["metadata"])
+            for child in children
+            if child.owner_uid == self.job.uid
+        }
+        return bool(layouts - {"", self.config.layout})
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended, by its status."""
+        """Whether it has ended, by its status."""
         return has_ended(self.job.status)
+
+    @property
+    def should_run(self) -> bool:
+        """Whether its controller should run."""
+        should_stop = self.has_ended or self.job.lifecycle.suspend or self.has_old_layout
+        return self.admission.may_have_pods and not should_stop
+
+    @cached_property
+    def desired(self) -> PodNames:
+        """Roles that should have pods: all, all but the controller while it checkpoints, or none.
+
+        The controller of a job that should stop is deleted first. On SIGTERM it finishes its step
+        and writes a checkpoint, for which it needs all other roles; they are deleted after it. To
+        resume, a new controller reads the checkpoint.
+        """
+        roles = self.roles.items()
+        if self.should_run:
+            return {role: pods for role, pods in roles if not _is_terminating(role, self.observed)}
+        checkpoints = not self.has_ended or self.job.status.reason == "DeadlineExceeded"
+        if checkpoints and _is_saving(self.observed):
+            return {role: pods for role, pods in roles if role != "controller"}
+        return {}
 
     @property
     def wants_gang(self) -> bool:
@@ -64,77 +127,12 @@ class ReconcileContext:
         """Completed steps."""
         return self.job.status.training.step if self.job.status.training else 0
 
-
-def reconcile_context(
-    job: Job, manifest: PPOJob | None, accepted: ObservedCondition, observed: Observed, now: Time
-) -> ReconcileContext:
-    """The context of a job that was accepted once; `manifest` is None if it is invalid now.
-
-    A new ending is written to the status before the pods are deleted, since only they show it.
-    """
-    config = pod_config(job, manifest) if manifest is not None else None
-    roles = wanted_pods(config.run.topology) if config is not None else accepted_pods(job)
-    status = job.status
-    failures = new_records(observed.pods, status, now)
-    failure = ending_by_failures(failures, status, job.recovery.restarts_without_progress)
-    found = ending(job, observed.controller, failure, now)
-    is_over = has_ended(job.status)
-    admitted = admission(job, observed, now)
-    if config is None and not is_over and not _is_made(job, roles, observed):
-        refused = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
-        admitted = Admission(refused, may_have_pods=False)
-    has_old_layout = config is not None and _has_old_layout(job, config, observed)
-    may_run = not is_over and not job.lifecycle.suspend and not has_old_layout
-    should_run = may_run and admitted.may_have_pods
-    desired = _desired_roles(
-        roles,
-        observed,
-        should_run=should_run,
-        checkpoints=not is_over or status.reason == "DeadlineExceeded",
-    )
-    return ReconcileContext(
-        job=job,
-        accepted=accepted,
-        config=config,
-        roles=roles,
-        observed=observed,
-        now=now,
-        failures=tuple(failures),
-        admission=admitted,
-        ending=found,
-        has_old_layout=has_old_layout,
-        should_run=should_run,
-        desired=desired,
-    )
-
-
-def _desired_roles(
-    roles: PodNames, observed: Observed, *, should_run: bool, checkpoints: bool
-) -> PodNames:
-    """Roles that should have pods: all, all but the controller while it checkpoints, or none.
-
-    The controller of a job that should stop is deleted first. On SIGTERM it finishes its step and
-    writes a checkpoint, for which it needs all other roles; they are deleted after it. To resume,
-    a new controller reads the checkpoint.
-    """
-    if should_run:
-        return {role: roles[role] for role in roles if not _is_terminating(role, observed)}
-    if checkpoints and _is_saving(observed):
-        return {role: roles[role] for role in roles if role != "controller"}
-    return {}
-
-
-def _has_old_layout(job: Job, config: PodConfig, observed: Observed) -> bool:
-    """Whether objects of the job were created for another layout.
-
-    The API server allows a new layout only while the status says that no pods exist, but the status
-    may be outdated. So existing pods write a checkpoint and are deleted, and never run beside pods
-    of the new layout.
-    """
-    layouts = {pod.layout for pod in observed.pods}
-    own = (child for child in observed.children.values() if child.owner_uid == job.uid)
-    layouts |= {layout_of(child.manifest["metadata"]) for child in own}
-    return bool(layouts - {"", config.layout})
+    @property
+    def _is_made(self) -> bool:
+        """Whether the StatefulSets of all roles exist."""
+        sets = self.observed.children_of("StatefulSet")
+        own = {one.name for one in sets if one.owner_uid == self.job.uid}
+        return own.issuperset(workload_name(self.job.name, role) for role in self.roles)
 
 
 def _is_terminating(role: RoleName, observed: Observed) -> bool:
@@ -156,12 +154,6 @@ def _is_saving(observed: Observed) -> bool:
         for pod in observed.pods_of("controller")
         if pod.is_ready or pod.is_deleting
     )
-
-
-def _is_made(job: Job, roles: PodNames, observed: Observed) -> bool:
-    """Whether the StatefulSets of all roles exist."""
-    own = {one.name for one in observed.children_of("StatefulSet") if one.owner_uid == job.uid}
-    return own.issuperset(workload_name(job.name, role) for role in roles)
 
 
 def pod_config(job: Job, manifest: PPOJob) -> PodConfig:

@@ -12,13 +12,7 @@ import time
 from collections.abc import Callable
 
 from ppojob_operator.cluster import Cluster
-from ppojob_operator.errors import (
-    ClusterError,
-    ExpiredError,
-    MissingError,
-    RefusedError,
-    UnavailableError,
-)
+from ppojob_operator.errors import ClusterError, ExpiredError, MissingError, RefusedError
 from ppojob_operator.kinds import Kind
 from ppojob_operator.metrics import LAST_HEARD_SECONDS, RELISTS
 from ppojob_operator.state import Manifest
@@ -98,8 +92,7 @@ class Reflector:
             self._known = set()
 
     async def _back_off(self, problem: ClusterError) -> None:
-        asked = problem.retry_after if isinstance(problem, UnavailableError) else None
-        seconds = max(asked or 0.0, self._backoff * random.uniform(0.5, 1.0))
+        seconds = max(problem.retry_after or 0.0, self._backoff * random.uniform(0.5, 1.0))
         _log.warning("%s: %s; retry in %.1f s", self.kind.plural, problem, seconds)
         self._backoff = min(2 * self._backoff, _LONGEST_BACKOFF_SECONDS)
         await asyncio.sleep(seconds)

@@ -17,7 +17,7 @@ from ppojob_operator.conditions import (
 from ppojob_operator.policies.ending import ended, losses, new_ends, trim_records
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
-from ppojob_operator.state import Emit
+from ppojob_operator.state import Emit, Refusals
 
 _EVENTS_WHEN_TRUE: dict[ConditionType, str] = {
     "PodsReady": "all pods are ready",
@@ -29,10 +29,10 @@ _WITHOUT_EVENT = ("PodsTerminating", "PodsMissing", "Starting", "Stopped")
 """Reasons of PodsReady that occur in every job."""
 
 
-def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
+def status_of(here: ReconcileContext, image: str, refused: Refusals) -> PPOJobStatus:
     """The new status; equal to the previous one if nothing has changed."""
     before = here.job.status
-    conditions = _conditions(here)
+    conditions = _conditions(here, refused)
     roles = tuple(_role_status(here, before))
     phase, main = _phase(here, conditions), _main_condition(conditions)
     return before.model_copy(
@@ -97,11 +97,11 @@ def _admission_events(here: ReconcileContext) -> Iterator[Emit]:
         yield Emit("Normal", now.reason, now.message)
 
 
-def _conditions(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
+def _conditions(here: ReconcileContext, refused: Refusals) -> tuple[ObservedCondition, ...]:
     return (
         here.accepted,
         here.admission.admitted,
-        _pods_ready(here),
+        _pods_ready(here, refused),
         _rendezvoused(here),
         _training(here),
         _checkpointed(here),
@@ -111,15 +111,15 @@ def _conditions(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
     )
 
 
-def _pods_ready(here: ReconcileContext) -> ObservedCondition:
+def _pods_ready(here: ReconcileContext, refused: Refusals) -> ObservedCondition:
     if here.ending is not None or here.job.lifecycle.suspend or not here.admission.may_have_pods:
         return ObservedCondition("PodsReady", False, "Stopped", "the job should have no pods")
     if not here.desired or here.has_old_layout:
         which = "pods of the previous layout" if here.has_old_layout else "previous pods"
         message = f"{which} are still terminating"
         return ObservedCondition("PodsReady", False, "PodsTerminating", message)
-    if here.observed.refused:
-        (kind, name), why = next(iter(here.observed.refused.items()))
+    if refused:
+        (kind, name), why = next(iter(refused.items()))
         return ObservedCondition("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
     started = here.job.status.start_time
     seconds = (here.now - from_rfc3339(started)).total_seconds() if started else 0.0

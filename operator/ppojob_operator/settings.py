@@ -17,49 +17,33 @@ def _names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the operator; each field is `PPOJOB_OPERATOR_<FIELD>` in the environment.
-
-    Attributes:
-        trainer_image: image of a job's pods if the job names none.
-        image_pull_policy: of that image.
-        image_pull_secrets: Secrets in the job's namespace with credentials for that image,
-            separated by commas.
-        namespace: of the operator and its Lease.
-        lease: name of the Lease; replicas that serve the same namespaces share one.
-        identity: name of this replica.
-        watch_namespaces: namespaces to serve, separated by commas; empty: all.
-        gpu_resource: resource name of GPUs if the job names none.
-        openshift: whether pods name no user, because the cluster assigns one to each.
-        gangs: enabled gang schedulers, separated by commas: kueue, volcano, coscheduling,
-            workload; objects of others are neither read nor written.
-        workers: number of jobs reconciled concurrently.
-        resync_seconds: interval at which each job is reconciled without any event.
-        poll_seconds: interval at which the supervisor of a running controller is polled.
-        node_silence_seconds: pods of a node that does not respond for this long are deleted.
-        lease_seconds: duration of the Lease; without renewal another replica takes over.
-        metrics_port: of the Prometheus endpoint; 0: none.
-        liveness_port: of the liveness probe.
-    """
+    """Settings of the operator; each field is `PPOJOB_OPERATOR_<FIELD>` in the environment."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    trainer_image: str = "ppojob-trainer:latest"
-    image_pull_policy: str = "IfNotPresent"
+    trainer_image: str = "ppojob-trainer:latest"  # image of a job's pods if the job names none
+    image_pull_policy: str = "IfNotPresent"  # of that image
+    # Secrets in the job's namespace with credentials for that image, separated by commas.
     image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
-    namespace: str = "default"
+    namespace: str = "default"  # of the operator and its Lease
+    # Name of the Lease; replicas that serve the same namespaces share one.
     lease: str = "ppojob-operator"
     identity: str = "ppojob-operator"
+    # Namespaces to serve, separated by commas; empty: all.
     watch_namespaces: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
-    gpu_resource: str = "nvidia.com/gpu"
-    openshift: bool = False
+    gpu_resource: str = "nvidia.com/gpu"  # resource name of GPUs if the job names none
+    openshift: bool = False  # whether pods name no user, because the cluster assigns one to each
+    # Enabled gang schedulers, separated by commas: kueue, volcano, coscheduling, workload; objects
+    # of others are neither read nor written.
     gangs: Annotated[tuple[GangType, ...], BeforeValidator(_names)] = ()
-    workers: int = 16
-    resync_seconds: float = 600.0
-    poll_seconds: float = 5.0
+    workers: int = 16  # number of jobs reconciled concurrently
+    resync_seconds: float = 600.0  # interval at which each job is reconciled without any event
+    poll_seconds: float = 5.0  # interval at which the supervisor of a running controller is polled
+    # Pods of a node that does not respond for this long are deleted.
     node_silence_seconds: float = 30.0
-    lease_seconds: float = 8.0
-    metrics_port: int = 8080
-    liveness_port: int = 8081
+    lease_seconds: float = 8.0  # duration of the Lease; without renewal another replica takes over
+    metrics_port: int = 8080  # of the Prometheus endpoint; 0: none
+    liveness_port: int = 8081  # of the liveness probe
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:

@@ -45,27 +45,26 @@ ChildKind = (
 )
 
 
+Refusals = Mapping[tuple[ChildKind, str], str]
+"""Why the API server refused objects, by kind and name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A PPOJob as stored in the cluster.
-
-    Attributes:
-        resource_version: a status write is conditional on it.
-        lifecycle, recovery, scheduling: sections that apply also if the rest of the spec is
-            invalid.
-        manifest: the validated job; None if it is invalid, for the reasons in `problems`.
-    """
+    """A PPOJob as stored in the cluster."""
 
     namespace: str
     name: str
     uid: str
     generation: int
-    resource_version: str
+    resource_version: str  # a status write is conditional on it
     created: Time
     is_deleting: bool
+    # These sections apply also if the rest of the spec is invalid.
     lifecycle: LifecycleSpec
     recovery: RecoverySpec
     scheduling: SchedulingSpec
+    # The validated job; None if it is invalid, for the reasons in `problems`.
     manifest: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus
@@ -78,32 +77,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How a container terminated.
-
-    Attributes:
-        reason: of the kubelet, such as `OOMKilled`.
-        message: of the kubelet, or the end of the container's log.
-    """
+    """How a container terminated."""
 
     exit_code: int
-    reason: str
-    message: str
+    reason: str  # of the kubelet, such as `OOMKilled`
+    message: str  # of the kubelet, or the end of the container's log
     finished: Time | None
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, trimmed to what the plan needs; unknown values are empty.
-
-    Attributes:
-        owner_uid: of its StatefulSet; empty for an orphaned pod.
-        config_digest: of the run configuration that it mounts.
-        layout: digest of the layout that it was created for; empty: that of the job.
-        memory_limit: of its container; a LimitRange or a webhook may have set it.
-        unschedulable: the scheduler's message.
-        waiting_reason: of the kubelet, why the container does not run.
-        disruption: reason of the condition DisruptionTarget.
-    """
+    """A pod, trimmed to what the plan needs; unknown values are empty."""
 
     namespace: str
     name: str
@@ -111,20 +95,20 @@ class Pod:
     job_uid: str
     role: RoleName
     created: Time
-    owner_uid: str = ""
+    owner_uid: str = ""  # of its StatefulSet; empty for an orphaned pod
     phase: str = "Pending"
     is_ready: bool = False
     is_deleting: bool = False
     node: str = ""
     address: str = ""
-    config_digest: str = ""
-    layout: str = ""
-    memory_limit: str = ""
+    config_digest: str = ""  # of the run configuration that it mounts
+    layout: str = ""  # digest of the layout that it was created for; empty: that of the job
+    memory_limit: str = ""  # of its container; a LimitRange or a webhook may have set it
     restarts: int = 0
-    unschedulable: str = ""
-    waiting_reason: str = ""
+    unschedulable: str = ""  # the scheduler's message
+    waiting_reason: str = ""  # of the kubelet, why the container does not run
     waiting_message: str = ""
-    disruption: str = ""
+    disruption: str = ""  # reason of the condition DisruptionTarget
     reason: str = ""
     message: str = ""
     last: Termination | None = None
@@ -146,21 +130,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An object that the operator created for a job.
-
-    Attributes:
-        owner_uid: of the controlling owner reference, usually the job; empty: none.
-        manifest: the fields that others may change.
-        settled_digest: digest of the manifest applied last, if the API server or a webhook changed
-            it: applying it again would change nothing.
-    """
+    """An object that the operator created for a job."""
 
     kind: ChildKind
     name: str
     uid: str
-    owner_uid: str
+    owner_uid: str  # of the controlling owner reference, usually the job; empty: none
     is_deleting: bool
-    manifest: Manifest
+    manifest: Manifest  # the fields that others may change
+    # Digest of the manifest applied last, if the API server or a webhook changed it: applying it
+    # again would change nothing.
     settled_digest: str = ""
 
 
@@ -186,16 +165,13 @@ class PodSet:
 
 @dataclass(frozen=True, slots=True)
 class GangFacts:
-    """Gang scheduling in the cluster, for all jobs.
+    """Gang scheduling in the cluster, for all jobs."""
 
-    Attributes:
-        served: kinds that the API server serves and the operator may read.
-        flavors: what an admission to a ResourceFlavor adds to pods, by name.
-        priorities: values of the WorkloadPriorityClasses, by name.
-    """
-
+    # Kinds that the API server serves and the operator may read.
     served: frozenset[GangKind] = frozenset()
+    # What an admission to a ResourceFlavor adds to pods, by name.
     flavors: Mapping[str, Placement] = field(default_factory=dict)
+    # Values of the WorkloadPriorityClasses, by name.
     priorities: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -211,18 +187,14 @@ class ControllerReport:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Observed state of a job, without the job itself.
-
-    Attributes:
-        refused: why the API server refused objects, by kind and name.
-        denials: why pods of a role are not created, if that was asked for.
-    """
+    """Observed state of a job, without the job itself."""
 
     pods: tuple[Pod, ...] = ()
     children: Mapping[tuple[ChildKind, str], Child] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     controller: ControllerReport | None = None
-    refused: Mapping[tuple[ChildKind, str], str] = field(default_factory=dict)
+    refused: Refusals = field(default_factory=dict)
+    # Why pods of a role are not created, if that was asked for.
     denials: Mapping[RoleName, str] = field(default_factory=dict)
     gangs: GangFacts = GangFacts()
 
@@ -289,25 +261,12 @@ class ReleaseQuota:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete an object of the job, and its dependents."""
+    """Delete an object of the job with its dependents, one of its pods, or the job itself."""
 
-    kind: ChildKind
+    kind: ChildKind | Literal["Pod", "PPOJob"]
     name: str
     uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """Delete a pod, which its StatefulSet creates again; `force`: without grace period."""
-
-    name: str
-    uid: str
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteJob:
-    """Delete the job, whose ttlSecondsAfterFinished has passed."""
+    force: bool = False  # without grace period
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,21 +278,15 @@ class Emit:
     message: str
 
 
-Action = (
-    CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | DeletePod | DeleteJob | Emit
-)
+Action = CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | Emit
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do for a job now.
+    """What to do for a job now."""
 
-    Attributes:
-        waves: actions; those of a wave run concurrently, one wave after the other.
-        status: the new status; None if it is unchanged.
-        requeue_after: seconds after which the plan may change without an event; None: never.
-    """
-
+    # Actions; those of a wave run concurrently, one wave after the other.
     waves: tuple[tuple[Action, ...], ...] = ()
-    status: PPOJobStatus | None = None
+    status: PPOJobStatus | None = None  # the new status; None if it is unchanged
+    # Seconds after which the plan may change without an event; None: never.
     requeue_after: float | None = None

@@ -69,10 +69,14 @@ def actions(planned: Plan, kind: type = object) -> list[Any]:
 
 
 def kinds(planned: Plan) -> list[str]:
-    return [
-        f"Create {one.manifest['kind']}" if isinstance(one, Create) else type(one).__name__
-        for one in actions(planned)
-    ]
+    return [_kind(one) for one in actions(planned)]
+
+
+def _kind(one: Any) -> str:
+    if isinstance(one, Create):
+        return f"Create {one.manifest['kind']}"
+    is_of_pod = isinstance(one, Delete) and one.kind == "Pod"
+    return "DeletePod" if is_of_pod else type(one).__name__
 
 
 def made(planned: Plan, kind: str) -> list[Manifest]:
@@ -80,7 +84,12 @@ def made(planned: Plan, kind: str) -> list[Manifest]:
 
 
 def deleted(planned: Plan) -> list[str]:
-    return [one.name for one in actions(planned, Delete)]
+    """The objects that a plan deletes, without pods."""
+    return [one.name for one in actions(planned, Delete) if one.kind != "Pod"]
+
+
+def deleted_pods(planned: Plan) -> list[Delete]:
+    return [one for one in actions(planned, Delete) if one.kind == "Pod"]
 
 
 def told(planned: Plan) -> list[str]:

@@ -10,13 +10,11 @@ from typing import Final
 
 from ppojob_api import topology
 from ppojob_api.problem import Problem, ReasonCode, shown
-from ppojob_api.rules.pods import BARE_RESOURCES
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings, PodVolume
 from ppojob_api.v1alpha1.section import (
     LABEL_KEY_WORDS,
     LABEL_VALUE_WORDS,
-    is_device,
     is_label_key,
     is_label_value,
 )
@@ -24,9 +22,6 @@ from ppojob_api.well_known import RESERVED_PREFIX
 
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
 """Paths that a volume must not hide: our mounts, those of the container, and the program."""
-
-_POD_SETS = 8
-"""Limit of pod sets in a Workload of Kueue."""
 
 OVERRIDABLE: Final[Mapping[str, type]] = {
     "metadata.annotations": dict,
@@ -71,15 +66,6 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
                 yield Problem(place, shown(role), why, allowed, ReasonCode.NO_EFFECT)
 
 
-def pod_sets(job: PPOJob) -> Iterator[Problem]:
-    """More roles with pods of their own than Kueue's limit."""
-    roles = topology.build(job.metadata.name, job.spec).with_own_pods
-    if job.spec.scheduling.type == "kueue" and len(roles) > _POD_SETS:
-        why = f"{len(roles)} roles have pods of their own, and Kueue takes {_POD_SETS} at most"
-        allowed = "colocateWith: actorRollout for one of them, or another type"
-        yield Problem("spec.scheduling.type", shown("kueue"), why, allowed, ReasonCode.CONFLICT)
-
-
 def overrides(job: PPOJob) -> Iterator[Problem]:
     """Fields of a pod that a job may not override."""
     scheduler = job.spec.scheduling.scheduler_name
@@ -96,24 +82,20 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
 
 def _override_problems(overrides: Mapping[str, object], where: str) -> Iterator[Problem]:
     """Problems of a partial pod template, the value of `podOverrides`."""
-    for part, value in overrides.items():
-        if part not in {"metadata", "spec"}:
-            yield _forbidden(f"{where}.{part}", value)
-        elif not isinstance(value, dict):
-            yield _wrong_type(f"{where}.{part}", value, dict)
-        else:
-            yield from _part_problems(part, value, where)
-
-
-def _part_problems(part: str, value: Mapping[str, object], where: str) -> Iterator[Problem]:
-    for name, inside in value.items():
-        path = f"{part}.{name}"
-        if path not in OVERRIDABLE:
-            yield _forbidden(f"{where}.{path}", inside)
-        elif not isinstance(inside, OVERRIDABLE[path]):
-            yield _wrong_type(f"{where}.{path}", inside, OVERRIDABLE[path])
-        elif part == "metadata" and isinstance(inside, dict):
-            yield from _map_problems(inside, name, f"{where}.{path}")
+    for part, content in overrides.items():
+        inside: Mapping[str, object] = {part: content}
+        if part in {"metadata", "spec"} and isinstance(content, dict):
+            inside = {f"{part}.{name}": value for name, value in content.items()}
+        for path, value in inside.items():
+            kind = OVERRIDABLE.get(path)
+            if kind is None:
+                why = "a job may not override this part of a pod"
+                allowed, code = f"one of {', '.join(OVERRIDABLE)}", ReasonCode.FORBIDDEN
+                yield Problem(f"{where}.{path}", shown(value), why, allowed, code)
+            elif not isinstance(value, kind):
+                yield _wrong_type(f"{where}.{path}", value, kind)
+            elif part == "metadata" and isinstance(value, dict):
+                yield from _map_problems(value, path.partition(".")[2], f"{where}.{path}")
 
 
 def _map_problems(items: Mapping[str, object], kind: str, where: str) -> Iterator[Problem]:
@@ -138,13 +120,6 @@ def _wrong_type(where: str, value: object, kind: type) -> Problem:
     return Problem(where, shown(value), f"it is not {words}", words, ReasonCode.WRONG_TYPE)
 
 
-def _forbidden(where: str, value: object) -> Problem:
-    why = "a job may not override this part of a pod"
-    return Problem(
-        where, shown(value), why, f"one of {', '.join(OVERRIDABLE)}", ReasonCode.FORBIDDEN
-    )
-
-
 def volumes(job: PPOJob) -> Iterator[Problem]:
     """Volumes need different mount paths, outside of ours."""
     for where, settings in all_settings(job):
@@ -163,17 +138,12 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
 
 
 def resources(job: PPOJob) -> Iterator[Problem]:
-    """Fractions of devices, and sizes too small for a process: a plain number is bytes."""
+    """Storage too small for a process: a plain number is bytes."""
     for where, settings in all_settings(job):
-        for name, number in sorted(settings.resources.items()):
-            place = f"{where}.resources[{shown(name)}]"
-            if is_device(name) and number.endswith("m"):
-                why, allowed = "a device comes in whole units", "a whole number"
-            elif name == BARE_RESOURCES[1] and number[-1] in "0123456789mk":
-                why = "it is too small for a process"
-                allowed = "at least 1Mi, such as 16Gi"
-            else:
-                continue
+        number = settings.resources.get("ephemeral-storage", "1Gi")
+        if number[-1] in "0123456789mk":
+            place, why = f'{where}.resources["ephemeral-storage"]', "it is too small for a process"
+            allowed = "at least 1Mi, such as 16Gi"
             yield Problem(place, shown(number), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 

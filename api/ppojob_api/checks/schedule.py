@@ -83,10 +83,8 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
             yield Problem(where, shown(every), why, allowed, ReasonCode.OUT_OF_RANGE)
     for index, step in enumerate(spec.profile.steps if spec.profile else ()):
         if step > total:
-            where, why = (
-                f"spec.profile.steps[{index}]",
-                f"the run ends before that, at step {total}",
-            )
+            where = f"spec.profile.steps[{index}]"
+            why = f"the run ends before that, at step {total}"
             yield Problem(where, shown(step), why, "at most steps.total", ReasonCode.OUT_OF_RANGE)
 
 
@@ -122,10 +120,7 @@ def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
     sizes = [role.world_size for role in topology.with_own_pods if role.holds_models]
     for index, rank in enumerate(job.spec.profile.ranks if job.spec.profile else ()):
         if sizes and rank >= max(sizes):
-            where, why = (
-                f"spec.profile.ranks[{index}]",
-                "no role has such a rank",
-            )
+            where, why = f"spec.profile.ranks[{index}]", "no role has such a rank"
             allowed = f"at most {max(sizes) - 1}"
             yield Problem(where, shown(rank), why, allowed, ReasonCode.OUT_OF_RANGE)
 

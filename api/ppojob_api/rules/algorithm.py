@@ -8,8 +8,7 @@ from ppojob_api.v1alpha1.policy_loss import LOSSES
 ALGORITHM_RULES = rules(
     """
     spec.algorithm | samplesPerPrompt | OutOfRange
-        the estimator ${self.type} compares the responses of a prompt with each other; at least
-        2, or type: reinforce_plus_plus
+        type ${self.type} compares the responses of a prompt; at least 2, or another type
     when: self.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
 
@@ -20,66 +19,48 @@ ALGORITHM_RULES = rules(
     must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
 
     spec.algorithm | dynamicSampling | Conflict
-        a single response never differs from itself; samplesPerPrompt of at least 2, or remove
-        it
-    when: has(self.dynamicSampling)
+        a single response never differs; samplesPerPrompt of at least 2, or remove it
     must: self.samplesPerPrompt >= 2
 
     spec.algorithm | dynamicSampling.maxRounds | OutOfRange
-        so many rounds of promptsPerRound never fill a batch of promptsPerStep
-        ${self.promptsPerStep}; more rounds, or more prompts a round
-    when: has(self.dynamicSampling) && has(self.dynamicSampling.promptsPerRound)
+        so many rounds never fill promptsPerStep ${self.promptsPerStep}; more, or larger ones
     must: self.dynamicSampling.maxRounds * self.dynamicSampling.promptsPerRound
         >= self.promptsPerStep
 
     spec.algorithm | groupFilter.keep | OutOfRange
         all of them are kept; less than samplesPerPrompt ${self.samplesPerPrompt}
-    when: has(self.groupFilter)
     must: self.groupFilter.keep < self.samplesPerPrompt
 
     spec.algorithm | groupFilter.keep | OutOfRange
-        type, policyLoss.type or dynamicSampling compares those that are kept with each other;
-        at least 2
+        type, policyLoss.type or dynamicSampling compares those that are kept; at least 2
     when: has(self.groupFilter) && (self.type in $COMPARE_GROUPS
         || self.policyLoss.type in $LOSSES_OF_GROUPS || has(self.dynamicSampling))
     must: self.groupFilter.keep >= 2
 
     spec.algorithm.dynamicSampling | meanAbove | OutOfRange
         no mean is above it and below meanBelow ${self.meanBelow}; less than that
-    when: has(self.meanAbove) && has(self.meanBelow)
     must: self.meanAbove < self.meanBelow
 
     spec.algorithm | gdpo | Required
-        it compares several rewards; {rewardKeys: [NAME, ...]}, numbers that reward functions
-        give beside the score
+        it compares several rewards; {rewardKeys: [NAME, ...]}, numbers of reward functions
     when: self.type == 'gdpo'
-    must: has(self.gdpo)
 
     spec | agent | Required
-        algorithm.type: gigpo compares the turns of conversations; an agent with tools or
-        interactions, or type: grpo
+        algorithm.type: gigpo compares turns; an agent with tools or interactions, or type: grpo
     when: self.algorithm.type == 'gigpo'
-    must: has(self.agent)
 
     spec.algorithm spec.algorithm.policyLoss | custom | Required
         type: custom is a function of one's own; {source: {path: FILE}, function: NAME}
     when: self.type == 'custom'
-    must: has(self.custom)
 
     spec.algorithm.ppo | lambda | NoEffect
         criticLambda and lengthAdaptiveAlpha take its place; remove it
     when: has(self.criticLambda) && has(self.lengthAdaptiveAlpha)
-    must: self.lambda == 1.0
 
     spec.algorithm.gdpo | rewardWeights | OutOfRange
         each of rewardKeys ${self.rewardKeys.size()} needs a weight; as many, or none
     must: self.rewardWeights.size() == 0
         || self.rewardWeights.size() == self.rewardKeys.size()
-
-    spec.algorithm.gdpo | rewardWeights | NoEffect | here
-        all weights are 0, so no reward counts; at least one other
-    when: self.rewardWeights.size() > 0
-    must: !self.rewardWeights.all(one, one == 0.0)
 
     spec.algorithm | kl.in | Conflict
         type ${self.type} uses raw rewards, without the KL penalty in the reward; loss, or none
@@ -88,103 +69,78 @@ ALGORITHM_RULES = rules(
 
     spec | critic.valueClip | NoEffect | here
         a process reward model (algorithm.type: prime) has no values; remove it
-    when: self.algorithm.type == 'prime' && has(self.critic)
-    must: $UNSET
+    when: self.algorithm.type == 'prime'
 
     spec | rewardModel | Conflict | here
-        the process reward model of algorithm.type: prime needs scores from 0 to 1, and a reward
-        model's are unbounded; remove it, or another algorithm.type
+        type: prime needs scores from 0 to 1, and these are unbounded; remove it, or another type
     when: self.algorithm.type == 'prime'
-    must: $UNSET
 
     spec | rewards | OutOfRange
-        the process reward model of algorithm.type: prime learns errorScore like other scores; from
-        0 to 1, or none
+        the process reward model of type: prime learns errorScore too; from 0 to 1, or none
     when: self.algorithm.type == 'prime'
     must: self.rewards.all(one, !has(one.errorScore)
         || (one.errorScore >= 0.0 && one.errorScore <= 1.0))
 
     spec | critic.referencePath | NoEffect | here
         a critic that estimates values has no reference; remove it, or algorithm.type: prime
-    when: self.algorithm.type != 'prime' && has(self.critic)
-    must: $UNSET
+    when: self.algorithm.type != 'prime'
 
     spec.algorithm | resampling | NotInThisVersion | here
         resampling with type: prime: not in this version; remove it
     when: self.type == 'prime'
-    must: $UNSET
 
     spec | algorithm.overlongPenalty.bufferTokens | OutOfRange
-        it is longer than a response; at most data.maxResponseTokens
-        ${self.data.maxResponseTokens}
-    when: has(self.algorithm.overlongPenalty)
+        it is above data.maxResponseTokens ${self.data.maxResponseTokens}; at most that
     must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
 
     spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
         gdpo uses raw rewards, without penalties on the score; remove it
     when: self.type == 'gdpo'
-    must: $UNSET
 
     spec.algorithm | certaintyReward | NotInThisVersion | here
-        the estimator ${self.type} reads raw rewards: not in this version; remove it, or another
-        type
+        type ${self.type} reads raw rewards: not in this version; remove it, or another type
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
-    must: !has(self.certaintyReward)
 
     spec | agent | NotInThisVersion
-        certaintyReward.type: answer_probability needs single-turn responses; remove it, or another
-        certaintyReward.type
-    when: has(self.algorithm.certaintyReward)
-        && self.algorithm.certaintyReward.type == 'answer_probability'
-    must: !has(self.agent)
+        answer_probability needs single-turn responses; remove it, or another certaintyReward.type
+    when: self.algorithm.certaintyReward.type == 'answer_probability'
 
     spec.algorithm | certaintyReward.type | NoEffect | here
-        it is negative, and maxrl learns nothing from groups with a negative mean; self_certainty,
-        or another algorithm.type
-    when: self.type == 'maxrl' && has(self.certaintyReward) && !self.certaintyReward.besideScores
+        it is negative, and maxrl learns nothing from such groups; self_certainty, or another type
+    when: self.type == 'maxrl' && !self.certaintyReward.besideScores
     must: self.certaintyReward.type != 'negative_entropy'
 
     spec.algorithm | dynamicSampling positiveExamples scoreClip | NoEffect | here
-        certaintyReward replaces the scores that it reads; remove it, or certaintyReward with
-        besideScores: true
-    when: has(self.certaintyReward) && !self.certaintyReward.besideScores
-    must: $UNSET
+        certaintyReward replaces these scores; remove it, or certaintyReward.besideScores: true
+    when: !self.certaintyReward.besideScores
 
     spec.algorithm | groupFilter.metric | NoEffect | here
-        certaintyReward replaces the scores that it reads; length, or certaintyReward with
-        besideScores: true
-    when: has(self.groupFilter) && has(self.certaintyReward) && !self.certaintyReward.besideScores
-    must: self.groupFilter.metric == 'length'
+        certaintyReward replaces these scores; length, or certaintyReward.besideScores: true
+    when: !self.certaintyReward.besideScores
 
     spec.algorithm.scoreClip | high | OutOfRange
         no score is between the limits; more than low ${self.low}
-    when: has(self.low) && has(self.high)
     must: self.low < self.high
 
     spec.algorithm | scoreClip | Required
         it has no limit; low, high or both
-    when: has(self.scoreClip)
     must: has(self.scoreClip.low) || has(self.scoreClip.high)
 
     spec.algorithm | dynamicSampling | NotInThisVersion
         dynamic sampling with remax: not in this version; remove it
-    when: has(self.dynamicSampling)
     must: self.type != 'remax'
 
     spec.algorithm | dynamicSampling groupFilter | NotInThisVersion
         spo tracks the scores of all responses, and this drops some: not in this version; remove it
-    when: has(self.$FIELD)
     must: self.type != 'spo'
 
     spec.algorithm | miniBatchPrompts | OutOfRange
         it does not divide promptsPerStep ${self.promptsPerStep}; a divisor of it
-    when: has(self.miniBatchPrompts)
     must: self.miniBatchPrompts <= self.promptsPerStep
         && self.promptsPerStep % self.miniBatchPrompts == 0
 
     spec | critic.miniBatchPrompts | OutOfRange
         it does not divide promptsPerStep ${self.algorithm.promptsPerStep}; a divisor of it
-    when: has(self.critic) && has(self.critic.miniBatchPrompts)
     must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
         && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
 
@@ -192,7 +148,6 @@ ALGORITHM_RULES = rules(
         entropyControl begins with it and keeps within minCoefficient
         ${self.entropyControl.minCoefficient} and maxCoefficient
         ${self.entropyControl.maxCoefficient}; a number between them
-    when: has(self.entropyControl)
     must: self.entropyControl.minCoefficient <= self.entropyCoefficient
         && self.entropyCoefficient <= self.entropyControl.maxCoefficient
 
@@ -201,8 +156,7 @@ ALGORITHM_RULES = rules(
     must: self.minCoefficient < self.maxCoefficient
 
     spec | algorithm.shuffleMiniBatches | NoEffect
-        it has no effect with one mini-batch a step; false, or miniBatchPrompts below
-        promptsPerStep
+        a step is one mini-batch; false, or miniBatchPrompts below promptsPerStep
     when: self.algorithm.shuffleMiniBatches
     must: has(self.algorithm.miniBatchPrompts)
         && self.algorithm.miniBatchPrompts < self.algorithm.promptsPerStep
@@ -212,12 +166,10 @@ ALGORITHM_RULES = rules(
     spec | model.freezeRouters | NoEffect
         LoRA freezes all base weights; remove it, or model.lora
     when: has(self.model.lora)
-    must: !self.model.freezeRouters
 
     spec | model.mtp | NotInThisVersion | here
         a layer beside adapters (model.lora): not in this version; remove it, or model.lora
     when: has(self.model.lora)
-    must: $UNSET
 
     spec | model.freezeVisionTower | Conflict | here
         LoRA freezes all base weights, the vision tower's too; true, or no model.lora
@@ -233,17 +185,14 @@ ALGORITHM_RULES = rules(
     spec | $OF_ROUTERS | NoEffect
         it has no effect on frozen routers (model.freezeRouters, or model.lora); remove it
     when: self.model.freezeRouters || has(self.model.lora)
-    must: self.$FIELD == 0.0
 
     spec | model.lora.path | NotInThisVersion | here
         engines of a job that trains nothing load no adapters; an export, which has merged weights,
         as model.path
-    when: has(self.model.lora) && has(self.model.lora.path)
     must: !self.steps.validateOnly && !self.steps.generateOnly
 
     spec | reference roles.reference | NoEffect
         it has no effect with algorithm.kl.in: none; remove it, or in: loss or in: reward
-    when: has(self.$FIELD)
     must: self.algorithm.kl.__in__ != 'none'
         || self.algorithm.type in ['dpo', 'kto', 'online_dpo', 'distillation']
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE

@@ -11,70 +11,56 @@ ANSWER_RULES = rules(
     spec.algorithm | samplesPerPrompt | OutOfRange
         type ${self.type} reads responses from the data; 1, or remove it
     when: self.type in $GIVEN
-    must: self.samplesPerPrompt == 1
 
     spec.algorithm | $OF_RESPONSES | NoEffect | here
         type ${self.type} has no rollouts and no advantages; remove it
     when: self.type in $GIVEN
-    must: $UNSET
 
     spec.algorithm | lossAggregation | NoEffect | here
         type ${self.type} averages the losses of whole responses; remove it
     when: self.type in $OF_ANSWERS
-    must: $UNSET
 
     spec | data.answerKey | NoEffect | here
         preference pairs are read from data.chosenKey and data.rejectedKey; remove it
     when: self.algorithm.type in $PAIRS
-    must: $UNSET
 
     spec | data.chosenKey data.rejectedKey | NoEffect | here
         it has no effect with another algorithm.type than $PAIR_NAMES; remove it
     when: !(self.algorithm.type in $PAIRS) && !self.data.splitPairs
-    must: $UNSET
 
     spec | data.answerKey data.labelKey | NoEffect | here
         preference pairs are read from data.chosenKey and data.rejectedKey; remove it
     when: self.algorithm.type == 'kto' && self.data.splitPairs
-    must: $UNSET
 
     spec | data.toolsKey | NoEffect | here
-        it has no effect with another algorithm.type than sft, dpo and kto, without
-        data.demonstrations; remove it
+        it has no effect on type ${self.algorithm.type} without data.demonstrations; remove it
     when: !(self.algorithm.type in ['sft', 'dpo', 'kto']) && self.data.demonstrations.size() == 0
-    must: $UNSET
 
     spec | data.demonstrations | Required | here
-        algorithm.supervised trains on demonstrations; a list of files, or remove
-        algorithm.supervised
+        algorithm.supervised trains on demonstrations; files, or remove algorithm.supervised
     when: has(self.algorithm.supervised) && !(self.algorithm.type in $GIVEN)
     must: self.data.demonstrations.size() > 0
 
     spec | $OF_SUPERVISED | NoEffect | here
         it has no effect without algorithm.supervised; remove it, or give algorithm.supervised
     when: !has(self.algorithm.supervised) || self.algorithm.type in $GIVEN
-    must: $UNSET
 
     spec.algorithm | supervised.rowsPerStep | OutOfRange | here
-        each optimizer step needs at least one demonstration; at least the optimizer steps of a step
-        ${$UPDATES}
-    when: has(self.supervised)
+        each optimizer step of a step needs a demonstration; at least as many ${$UPDATES}
     must: $SUPERVISED_ROWS >= $UPDATES
 
     spec.algorithm.supervised | coefficient | OutOfRange | here
-        interpolate weighs the loss of the policy with 1 - coefficient; at most 1, or interpolate:
-        false
+        interpolate weighs the policy loss with 1 - coefficient; at most 1, or interpolate: false
     when: self.interpolate
     must: self.coefficient <= 1.0
 
     spec.algorithm.supervised | decaySteps | Required | here
         the coefficient decays until then; a number of steps, or schedule: constant
     when: self.schedule != 'constant'
-    must: has(self.decaySteps)
 
     spec.algorithm.supervised | decaySteps | OutOfRange | here
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
-    when: has(self.decaySteps) && self.schedule != 'constant'
+    when: self.schedule != 'constant'
     must: self.decaySteps > self.warmupSteps
 
     spec.algorithm.supervised | minCoefficient | OutOfRange | here
@@ -83,31 +69,25 @@ ANSWER_RULES = rules(
     must: self.minCoefficient < self.coefficient
 
     spec | data.guidanceKey | Required | here
-        algorithm.guidance needs off-policy responses; the name of a column, such as target, or
-        remove algorithm.guidance
+        algorithm.guidance needs off-policy responses; a column, such as target, or no guidance
     when: has(self.algorithm.guidance) && !(self.algorithm.type in $GIVEN)
-    must: has(self.data.guidanceKey)
 
     spec | data.guidanceKey | NoEffect | here
         it has no effect without algorithm.guidance; remove it, or give algorithm.guidance
     when: !has(self.algorithm.guidance)
-    must: $UNSET
 
     spec.algorithm | guidance.samples | OutOfRange
-        at least one response of a prompt must be on-policy; below samplesPerPrompt
-        ${self.samplesPerPrompt}
-    when: has(self.guidance) && !(self.type in $GIVEN)
+        at least one response must be on-policy; below samplesPerPrompt ${self.samplesPerPrompt}
+    when: !(self.type in $GIVEN)
     must: self.guidance.samples < self.samplesPerPrompt
 
     spec.algorithm | type | Conflict
-        guidance compares off-policy with on-policy responses by their scores; one of $GUIDED_NAMES,
-        or no guidance
+        guidance compares responses by their scores; one of $GUIDED_NAMES, or no guidance
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: self.type in $GUIDED
 
     spec.algorithm | policyLoss.type | Conflict
-        guidance needs a token-level loss that does not read the sampler's log-probabilities; clip,
-        or another such type
+        guidance needs a token-level loss without sampler log-probabilities; clip, or another such
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: !(self.policyLoss.type in $UNGUIDED)
 
@@ -119,34 +99,23 @@ ANSWER_RULES = rules(
     spec.algorithm | kl.unbiased | Conflict
         the old policy did not generate the off-policy responses of guidance; false, or no guidance
     when: has(self.guidance)
-    must: !self.kl.unbiased
 
     spec | agent | NotInThisVersion
-        agents with algorithm.guidance, whose responses are single-turn: not in this version; remove
-        it, or algorithm.guidance
+        agents with algorithm.guidance: not in this version; remove it, or algorithm.guidance
     when: has(self.algorithm.guidance)
-    must: $UNSET
 
     spec.algorithm | promptsPerStep | OutOfRange | here
-        kto also pairs each prompt with the answer to another one of its step; at least 2, or
-        another kto.lossType
+        kto also pairs each prompt with another's answer; at least 2, or another kto.lossType
     when: self.type == 'kto' && (!has(self.kto) || self.kto.lossType == 'kto')
     must: self.promptsPerStep >= 2
 
     spec.algorithm | $BESIDE_PAIRS | NoEffect | here
         type: online_dpo has a preference loss of its own; remove it
     when: self.type == 'online_dpo'
-    must: $UNSET
 
     spec.algorithm | routerBalanceCoefficient routerZCoefficient routerBiasRate | NotInThisVersion
         router training with a preference loss: not in this version; remove it
     when: self.type == 'online_dpo'
-    must: self.$FIELD == 0.0
-
-    spec.algorithm.kto | undesirableWeight | NoEffect | here
-        all weights are 0, so nothing is learnt; a number above 0
-    when: self.desirableWeight == 0.0
-    must: self.undesirableWeight > 0.0
 
     spec.algorithm | kl.in | Conflict
         the loss of type: online_dpo compares with the reference already; none
@@ -156,28 +125,22 @@ ANSWER_RULES = rules(
     spec | data.applyChatTemplateKwargs data.templateColumns | NoEffect | here
         a reward model renders conversations with its template alone; remove it
     when: self.algorithm.type == 'reward_model'
-    must: $UNSET
 
     spec | $OF_ROLLOUTS | NoEffect | here
         nothing is generated or scored with algorithm.type ${self.algorithm.type}; remove it
     when: self.algorithm.type in $GIVEN
-    must: $UNSET
 
     spec | steps.validateOnly steps.generateOnly | Conflict | here
-        a job generates nothing with algorithm.type ${self.algorithm.type}; a job of another type,
-        with the export as its model
+        type ${self.algorithm.type} generates nothing; another type, with the export as its model
     when: self.algorithm.type in $GIVEN
-    must: $UNSET
 
     spec | data.maxPicturePixels data.minPicturePixels model.freezeVisionTower | NoEffect | here
         a reward model is trained on text only; remove it
     when: self.algorithm.type == 'reward_model'
-    must: $UNSET
 
     spec | model.mtp | NotInThisVersion | here
         with algorithm.type ${self.algorithm.type}: not in this version; remove it
     when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
-    must: $UNSET
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling positiveExamples",

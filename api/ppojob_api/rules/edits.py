@@ -170,8 +170,7 @@ EDIT_RULES = (
         must: $SAME_IF_ANY
 
         spec.scheduling | type | Conflict
-            pods that were placed in one way cannot join a gang of another; make a job of another
-            name
+            pods placed in one way cannot join a gang of another; make a job of another name
         must: $SAME
 
         | spec.roles | Conflict

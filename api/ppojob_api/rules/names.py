@@ -84,8 +84,7 @@ NAME_RULES = (
         must: self.metadata.name.size() <= $LIMIT && self.metadata.name.matches('$PATTERN')
 
         | metadata.namespace | BadForm | here
-            it is not the name of a namespace; letters, digits and hyphens, all lower case, no
-            hyphen at either end
+            it is no name of a namespace; lower-case letters, digits, and hyphens between them
         must: self.metadata.namespace.matches('$NAMESPACE')
 
         | metadata.labels metadata.annotations | Forbidden | here
@@ -139,7 +138,6 @@ NAME_RULES = (
 
         $DATA | function arguments | NoEffect | here
             only a Python file has a function; remove it, or a path that ends in .py
-        when: has(self.$FIELD)
         must: $IS_PROGRAM
 
         $DATA | path | NotInThisVersion | here
@@ -168,29 +166,24 @@ NAME_RULES = (
 
         spec.sandbox spec.agent.tools[].source spec.agent.mcpServers[] | url | BadForm | here
             it is not the URL of a service; http://HOST:PORT/PATH, or https://
-        when: has(self.url)
         must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
         spec.rewards[].source | package | BadForm | here
             it names no module; names of Python with dots between them
-        when: has(self.package)
         must: self.package.matches(r'^[^\W\d]\w*([.][^\W\d]\w*)*$')
 
         spec.rewards[] | onError | NoEffect | here
             errorScore is already the score of a failed call; remove one of the two
         when: has(self.errorScore)
-        must: self.onError == 'fail'
 
         spec | rewards | Conflict
-            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
-            source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
         must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec | algorithm.custom algorithm.policyLoss.custom data.sampler | Conflict | here
-            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
-            source: {path: FILE}, or a volume
-        when: !has(self.checkpoint.volume) && has(self.$FIELD)
+            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
+        when: !has(self.checkpoint.volume)
         must: !has(self.$FIELD.source) || !has(self.$FIELD.source.configMap)
 
         spec.data.sampler | function | NotOneOf | here
@@ -203,9 +196,8 @@ NAME_RULES = (
         must: self.columns.all(one, !(one in $SEEN))
 
         spec | agent.tools agent.interactions | Conflict | here
-            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
-            source: {path: FILE}, or a volume
-        when: !has(self.checkpoint.volume) && has(self.agent)
+            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
+        when: !has(self.checkpoint.volume)
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec.rewards[] $ONE_FUNCTION | function | BadForm | here
@@ -216,7 +208,6 @@ NAME_RULES = (
 
         spec.agent.tools[].source | function | BadForm | here
             it is not a name in Python; that of a function or class, or CLASS.METHOD
-        when: has(self.function)
         must: self.function.matches(r'$NAME') && !(self.function in $KEYWORDS)
 
         spec | rewards | Duplicate | here

@@ -31,7 +31,6 @@ PAIR_RULES = rules(
     $DPO | lossType | NoEffect | here
         lossWeights names the losses; remove it, or lossWeights
     when: self.lossWeights.size() > 0
-    must: $UNSET
 
     $DPO | lossWeights | NotOneOf | here
         no loss of this name can be a term of a sum; some of $SUMMED_NAMES (sft is sftWeight)
@@ -45,7 +44,6 @@ PAIR_RULES = rules(
     $DPO | labelSmoothing | NoEffect | here
         it has no effect with lossType ${$LOSSES}; remove it, or one of $SMOOTHED_NAMES
     when: !$HAS_SMOOTHED
-    must: $UNSET
 
     $DPO | labelSmoothing | OutOfRange | here
         robust learns nothing if half of the labels are flipped; below 0.5
@@ -55,27 +53,22 @@ PAIR_RULES = rules(
     $DPO | targetMargin | NoEffect | here
         it has no effect with lossType ${$LOSSES}; remove it, or $MARGIN_NAMES
     when: !$HAS_MARGIN
-    must: $UNSET
 
     $DPO | discopopTau | NoEffect | here
         it has no effect with lossType ${$LOSSES}; remove it, or $TAU_NAMES
     when: !$HAS_TAU
-    must: $UNSET
 
     $DPO | divergence | NoEffect | here
         lossType ${$LOSSES} uses no reference; remove it
     when: $HAS_NO_REFERENCE
-    must: $UNSET
 
     $DPO | divergenceAlpha | NoEffect | here
         it has no effect with divergence ${self.divergence}; remove it, or divergence: alpha
     when: self.divergence != 'alpha'
-    must: $UNSET
 
     spec.algorithm.dpo | divergence weightByPolicy | Conflict | here
         $SORTED_NAMES compare log-ratios of different pairs; remove it, or another lossType
     when: self.lossType in $SORTED
-    must: $UNSET
 
     spec.algorithm.onlineDpo | lossType | NotInThisVersion | here
         $SORTED_NAMES with generated pairs: not in this version; another one
@@ -83,14 +76,11 @@ PAIR_RULES = rules(
 
     spec | reference roles.reference | NoEffect | here
         dpo.lossType ${$GIVEN_LOSSES} uses no reference; remove it
-    when: self.algorithm.type == 'dpo' && has(self.algorithm.dpo) && $GIVEN_HAS_NO_REFERENCE
-    must: $UNSET
+    when: self.algorithm.type == 'dpo' && $GIVEN_HAS_NO_REFERENCE
 
     spec | reference roles.reference algorithm.kl.referenceRefresh | NoEffect | here
         onlineDpo.lossType ${$DRAWN_LOSSES} uses no reference; remove it
-    when: self.algorithm.type == 'online_dpo' && has(self.algorithm.onlineDpo)
-        && $DRAWN_HAS_NO_REFERENCE
-    must: $UNSET
+    when: self.algorithm.type == 'online_dpo' && $DRAWN_HAS_NO_REFERENCE
     """,
     DPO="spec.algorithm.dpo spec.algorithm.onlineDpo",
     DRAWN_HAS_NO_REFERENCE=_has(_WITHOUT_REFERENCE, "self.algorithm.onlineDpo"),

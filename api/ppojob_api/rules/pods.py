@@ -23,12 +23,11 @@ POD_RULES = rules(
 
     spec.pods[].tolerations[] | value | NoEffect
         it has no effect with operator: Exists; remove it, or operator: Equal
-    when: has(self.value) && self.value != ''
+    when: self.value != ''
     must: !has(self.operator) || self.operator == 'Equal'
 
     spec.pods[].tolerations[] | tolerationSeconds | Conflict
         only a taint of effect NoExecute ends pods; effect: NoExecute, or remove it
-    when: has(self.tolerationSeconds)
     must: has(self.effect) && self.effect == 'NoExecute'
 
     spec.pods[].volumes[] | | Conflict | here
@@ -43,25 +42,13 @@ POD_RULES = rules(
         names that begin with PPOJOB_ are reserved for the container contract; a name of your own
     must: !self.name.startsWith('PPOJOB_')
 
-    spec.pods[] | topologySpread | Duplicate | here
-        pods spread over this topology in this way twice; each once
-    must: self.topologySpread.all(one, self.topologySpread.exists_one(other,
-        other.topologyKey == one.topologyKey && other.whenUnsatisfiable == one.whenUnsatisfiable))
-
     spec.pods[] | memory sharedMemory | OutOfRange | here
         it is too small for a process; at least 1Mi, such as 16Gi
-    when: has(self.$FIELD)
     must: !self.$FIELD.matches('[0-9mk]$')
-
-    spec.pods[] | gpuResource | BadForm | here
-        a quota is no device; DOMAIN/NAME, such as nvidia.com/gpu
-    when: has(self.gpuResource)
-    must: !self.gpuResource.startsWith('requests.')
 
     spec.scheduling | kueue | Required
         type: kueue needs a queue; {queueName: NAME} of a LocalQueue in the job's namespace
     when: self.type == 'kueue'
-    must: has(self.kueue)
     """,
     LABEL_KEY_WORDS=LABEL_KEY_WORDS,
     IS_LABEL_KEY=f"key.matches(r'{LABEL_KEY_PATTERN}')",

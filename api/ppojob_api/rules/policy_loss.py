@@ -15,7 +15,6 @@ POLICY_LOSS_RULES = rules(
         it has no effect with type ${self.type}; remove it, or type: clip
     when: self.type != 'clip' && (self.type != 'bypass'
         || has(self.bypass) && self.bypass.form == 'reinforce')
-    must: $UNSET
 
     spec.algorithm.policyLoss | dualClip | OutOfRange
         it bounds ratios above 1; above 1, or 0 for none
@@ -36,16 +35,13 @@ POLICY_LOSS_RULES = rules(
     must: !(self.policyLoss.type in $REGRESS)
 
     spec.algorithm | samplesPerPrompt | OutOfRange
-        policyLoss.type ${self.policyLoss.type} compares the responses of a prompt with each other;
-        at least 2, or another type
+        policyLoss.type ${self.policyLoss.type} compares responses; at least 2, or another type
     when: !(self.type in $GIVEN) && self.policyLoss.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
 
     spec.algorithm | highEntropyShare | Conflict
-        policyLoss.type ${self.policyLoss.type} has one loss for all tokens of a response; 1, or
-        another type
+        policyLoss.type ${self.policyLoss.type} has one loss a response; 1, or another type
     when: !(self.type in $GIVEN) && self.policyLoss.type in $OF_ROWS
-    must: self.highEntropyShare == 1.0
 
     spec.algorithm | lossAggregation | Conflict
         policyLoss.type ${self.policyLoss.type} is a mean over responses of the mean over their
@@ -60,24 +56,19 @@ POLICY_LOSS_RULES = rules(
     must: self.lossAggregation in ['sequence_mean_token_mean', 'sequence_mean_token_sum']
 
     spec.algorithm | rolloutCorrection | Required
-        policyLoss.bypass.form: reinforce has no ratio of its own; weights: sequence or token, or
-        none for no weights
+        policyLoss.bypass.form: reinforce has no ratio of its own; weights: sequence, token or none
     when: $IS_BYPASS && $IS_REINFORCE
-    must: has(self.rolloutCorrection)
 
     spec.algorithm | rolloutCorrection.weights | NoEffect
         policyLoss.bypass.form: clip has the ratio to the engine already; none, or form: reinforce
     when: $IS_BYPASS && !($IS_REINFORCE) && has(self.rolloutCorrection)
-    must: self.rolloutCorrection.weights == 'none'
 
     spec.algorithm | rolloutCorrection.weights | NoEffect
         policyLoss.type ${self.policyLoss.type} has the ratio to the engine already; none
     when: self.policyLoss.type in $HAVE_THE_RATIO && has(self.rolloutCorrection)
-    must: self.rolloutCorrection.weights == 'none'
 
     spec.algorithm.rolloutCorrection | weightFloor | OutOfRange
         no weight lies between it and weightLimit ${self.weightLimit}; at most that
-    when: has(self.weightFloor)
     must: self.weightFloor <= self.weightLimit
 
     spec.algorithm.rolloutCorrection | rejection | Conflict | here
@@ -85,9 +76,7 @@ POLICY_LOSS_RULES = rules(
     must: self.rejection.all(one, self.rejection.exists_one(other, other.mode == one.mode))
 
     spec.algorithm.rolloutCorrection.rejection[] | low | NoEffect
-        it has no effect with a divergence of at least 0 ${self.mode}; remove it, or another mode
-        with k1
-    when: has(self.low)
+        a divergence has no lower bound ${self.mode}; remove it, or another mode with k1
     must: self.mode in $RATIO_MODES
 
     spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange | here
@@ -101,8 +90,7 @@ POLICY_LOSS_RULES = rules(
     must: self.low <= self.high
 
     spec.algorithm.rolloutCorrection.rejection[] | high | OutOfRange
-        no ratio lies between 1 / high, which low is where it is absent, and high; at least 1, or
-        give low
+        no ratio lies between 1 / high, the default of low, and high; at least 1, or give low
     when: self.mode in $RATIO_MODES && !has(self.low)
     must: self.high >= 1.0
     """,

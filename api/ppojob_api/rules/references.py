@@ -16,12 +16,10 @@ REFERENCE_RULES = rules(
         it has no effect with kl.in: none; remove it, or in: loss or in: reward
     when: self.kl.__in__ == 'none' && self.type != 'online_dpo'
         && self.type != 'distillation' && !(self.policyLoss.type in $COMPARE_REFERENCE)
-    must: !has(self.kl.referenceRefresh)
 
     spec.algorithm.kl | controller | NoEffect
         only KL in the reward is controlled; fixed, or in: reward
     when: self.__in__ == 'loss'
-    must: self.controller == 'fixed'
 
     spec.algorithm.kl | coefficient | NoEffect
         KL has no effect with coefficient: 0; in: none, or a coefficient above 0
@@ -31,7 +29,6 @@ REFERENCE_RULES = rules(
     spec.algorithm.kl | lossTerm | NoEffect
         it adds a KL loss to a KL in the reward; remove it, or in: reward
     when: self.__in__ == 'loss'
-    must: !has(self.lossTerm)
 
     spec.algorithm.kl | estimator | NoEffect
         + changes the gradient alone, and a reward has none; without +, or in: loss
@@ -45,70 +42,56 @@ REFERENCE_RULES = rules(
         || !(self.estimator in $GRADIENT_OF_K2) && self.estimator != '$FULL')
 
     spec.algorithm.kl | estimator | Conflict
-        full needs the whole vocabulary, and a reward has the sampled token only; k1, or full as the
-        estimator of lossTerm
+        a reward has the sampled token only; k1, or full as the estimator of lossTerm
     when: self.__in__ == 'reward' && has(self.estimator)
     must: self.estimator != '$FULL'
 
     spec.algorithm.kl | | NoEffect
-        target and horizon have no effect with controller: fixed; remove them, or controller:
-        adaptive
+        controller: fixed has no target and horizon; remove them, or controller: adaptive
     when: self.__in__ != 'none' && self.controller == 'fixed'
     must: $UNSET(target horizon)
 
     spec | algorithm.kl.referenceRefresh | NotInThisVersion
         refreshing a reference in pods of its own: not in this version; remove it, or
         roles.reference.colocateWith: actorRollout
-    when: has(self.algorithm.kl.referenceRefresh)
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
-        refreshing the reference with model.lora: not in this version; remove it, or train all
-        weights
+        with model.lora: not in this version; remove it, or train all weights
     when: has(self.model.lora)
-    must: !has(self.algorithm.kl.referenceRefresh)
 
     spec | reference | Required
         the teacher is another model with type: distillation, or reads another prompt;
         {path: FOLDER}, data.teacherPromptKey, or algorithm.distillation.reprompt
     when: self.algorithm.type == 'distillation' && !has(self.data.teacherPromptKey)
         && !($HAS_REPROMPT)
-    must: has(self.reference)
 
     spec | data.teacherPromptKey | NoEffect | here
-        no reference or teacher scores the rollouts; algorithm.type: distillation, or kl.in: loss,
-        or remove it
-    when: has(self.data.teacherPromptKey)
+        no reference scores the rollouts; type: distillation, or kl.in: loss, or remove it
     must: self.algorithm.kl.__in__ != 'none'
         || self.algorithm.type in ['online_dpo', 'distillation']
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
 
     spec | data.maxTeacherPromptTokens | NoEffect | here
-        the teacher reads the policy's prompts; remove it, or data.teacherPromptKey, or
-        algorithm.distillation.reprompt
+        the teacher reads the policy's prompts; remove it, or data.teacherPromptKey, or reprompt
     when: !has(self.data.teacherPromptKey) && !($HAS_REPROMPT)
-    must: $UNSET
 
     spec | data.teacherPromptKey | Conflict | here
         algorithm.distillation.reprompt makes the teacher's prompts; one of both
     when: $HAS_REPROMPT
-    must: $UNSET
 
     spec | agent data.templateColumns | NotInThisVersion | here
         beside algorithm.distillation.reprompt: not in this version; remove it
     when: $HAS_REPROMPT
-    must: $UNSET
 
     spec | rewards | Required | here
-        algorithm.distillation.reprompt selects responses by their scores; a reward function, or
-        rewardModel
+        distillation.reprompt selects by scores; a reward function, or rewardModel
     when: $HAS_REPROMPT
     must: self.rewards.size() > 0 || has(self.rewardModel)
 
     spec | algorithm.samplesPerPrompt | OutOfRange | here
-        distillation.reprompt shows the teacher another response of the group; at least 2, or
-        reprompt.feedbackKey
-    when: $HAS_REPROMPT && !has(self.algorithm.distillation.reprompt.feedbackKey)
+        distillation.reprompt shows another response; at least 2, or reprompt.feedbackKey
+    when: !has(self.algorithm.distillation.reprompt.feedbackKey)
     must: self.algorithm.samplesPerPrompt >= 2
 
     spec.reference | | Required
@@ -129,31 +112,24 @@ REFERENCE_RULES = rules(
 
     spec | reference.teachers | NotInThisVersion | here
         dpo and kto with several references: not in this version; reference.path
-    when: self.algorithm.type in ['dpo', 'kto'] && has(self.reference)
-    must: self.reference.teachers.size() == 0
+    when: self.algorithm.type in ['dpo', 'kto']
 
     spec.algorithm | $BESIDE_TEACHER | NoEffect | here
         type: distillation learns only from the teacher; remove it, or another type with kl.in: loss
         and reference, which learns from rewards too
     when: self.type == 'distillation'
-    must: $UNSET
 
     spec.algorithm | kl.in | NoEffect
-        type: distillation learns only from the teacher; none, or another type with reference, which
-        learns from rewards too
+        type: distillation learns only from the teacher; none, or another type with reference
     when: self.type == 'distillation'
     must: self.kl.__in__ == 'none'
 
     spec.algorithm | $OF_ADVANTAGES | NoEffect | here
-        the loss is the divergence itself, and there are no advantages; remove it, or
-        distillation.divergence: $SAMPLED
-    when: self.type == 'distillation' && has(self.distillation)
-        && self.distillation.divergence != '$SAMPLED'
-    must: $UNSET
+        the loss has no advantages; remove it, or distillation.divergence: $SAMPLED
+    when: self.type == 'distillation' && self.distillation.divergence != '$SAMPLED'
 
     spec.algorithm.distillation | beta | OutOfRange | here
-        the mixture is one of the two models; between 0 and 1, or divergence: forward_kl for 0 and
-        reverse_kl for 1
+        the mixture is one of the models; between 0 and 1, or divergence: forward_kl or reverse_kl
     when: self.divergence == 'jsd'
     must: self.beta > 0.0 && self.beta < 1.0
 
@@ -182,19 +158,16 @@ REFERENCE_RULES = rules(
         algorithm.type: distillation without rewards scores no response; rewards, or remove it
     when: self.algorithm.type == 'distillation' && self.rewards.size() == 0
         && !has(self.rewardModel) && !self.steps.generateOnly
-    must: $UNSET
 
     spec | roles.reference.colocateWith | NotInThisVersion
         a full-vocabulary divergence with a teacher in pods of its own: not in this version;
         actorRollout, or algorithm.distillation.divergence: $SAMPLED
-    when: has(self.algorithm.distillation)
-        && self.algorithm.distillation.divergence != '$SAMPLED'
+    when: self.algorithm.distillation.divergence != '$SAMPLED'
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | algorithm.kl.referenceRefresh | Conflict | here
         a reference that is another model cannot take the policy's weights; remove it, or reference
     when: has(self.reference)
-    must: !has(self.algorithm.kl.referenceRefresh)
 
     spec | roles.reference.colocateWith | NotInThisVersion
         a KL of estimator: full to a reference in pods of its own: not in this version;

@@ -117,7 +117,6 @@ ROLE_RULES = (
         spec | roles.actorRollout.parallelism.$WAY | NotInThisVersion | here
             with model.mtp: not in this version; 1, or no model.mtp
         when: has(self.model.mtp)
-        must: self.$FIELD == 1
         """,
         each=({"WAY": way} for way in ("sequence", "tensor", "pipeline", "expert")),
     ),
@@ -126,7 +125,7 @@ ROLE_RULES = (
         spec | $MODEL.lora.dropout | NotInThisVersion | here
             dropout with sequence or tensor parallelism in roles.$ROLE: not in this version; 0, or
             parallelism without sequence and tensor
-        when: has(self.$MODEL) && has(self.$MODEL.lora) && $LIVES_THERE
+        when: $LIVES_THERE
         must: self.$MODEL.lora.dropout == 0.0
             || self.roles.$ROLE.parallelism.sequence * self.roles.$ROLE.parallelism.tensor == 1
         """,
@@ -137,9 +136,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | $MODEL.lora.baseType | NotInThisVersion | here
-            with tensor parallelism in roles.$ROLE: not in this version; remove it, or parallelism
-            without tensor
-        when: has(self.$MODEL) && has(self.$MODEL.lora) && has(self.$FIELD) && $LIVES_THERE
+            with tensor parallelism in roles.$ROLE: not in this version; remove it, or tensor: 1
+        when: $LIVES_THERE
         must: self.roles.$ROLE.parallelism.tensor == 1
         """,
         each=(
@@ -166,16 +164,12 @@ ROLE_RULES = (
     *rules(
         """
         spec | roles.reference.offload | NoEffect
-            with model.lora the reference is the policy's base weights; remove it, or
-            roles.actorRollout.offload
+            with model.lora it is the base weights; remove it, or roles.actorRollout.offload
         when: has(self.model.lora) && !has(self.model.lora.modulesToSave) && !has(self.reference)
             && has(self.roles.reference) && self.roles.reference.colocateWith != 'none'
-        must: self.$FIELD.size() == 0
 
         $DEVICES | cpu | Conflict | here
-            threads would share cores; at least the ranks of a pod times threadsPerRank
-            ${$THREADS}, or fewer threadsPerRank
-        when: has(self.cpu)
+            threads would share cores; at least ranks x threadsPerRank ${$THREADS}, or fewer threads
         must: self.cpu >= $THREADS
 
         $DEVICES | ranksPerReplica | Conflict
@@ -200,9 +194,8 @@ ROLE_RULES = (
         must: $OWN_RANKS % $WITHIN == 0
 
         $MODELS | parallelism.dataShard | Conflict
-            it does not divide the data-parallel ranks; a divisor of these ${$OWN_RANKS / $WITHIN},
-            or remove it
-        when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
+            it does not divide the data-parallel ranks ${$OWN_RANKS / $WITHIN}; a divisor, or none
+        when: $OWN_RANKS % $WITHIN == 0
         must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
         $MODELS | parallelism.expert | Conflict
@@ -212,14 +205,12 @@ ROLE_RULES = (
         must: $SHARDS * $ALIKE % self.parallelism.expert == 0
 
         $HOSTED | | NoEffect
-            settings of pods have no effect in the pods of another role; remove them, or
-            colocateWith: none for pods of its own
+            pod settings have no effect in another role's pods; remove them, or colocateWith: none
         when: self.colocateWith != 'none'
         must: $UNSET($POD_FIELDS)
 
         spec | roles.rewardModel | NoEffect
             it has no effect without rewardModel; remove it, or give rewardModel
-        when: has(self.roles.rewardModel)
         must: has(self.rewardModel)
         """,
         DEVICES=" ".join(f"spec.roles.{role}" for role in (*MODEL_ROLES, "rollout")),
@@ -246,7 +237,7 @@ ROLE_RULES = (
         spec | rollout.drafts | NotInThisVersion | here
             on the GPUs of roles.$ROLE vLLM samples other tokens with speculative decoding: not in
             this version; remove it, or gpusPerReplica: 0
-        when: $WHEN && has(self.rollout.drafts)
+        when: $WHEN
         must: self.roles.$ROLE.gpusPerReplica == 0
 
         spec | rollout.parallelism.data | Conflict

@@ -13,10 +13,10 @@ from pydantic.alias_generators import to_snake
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import cel
-from ppojob_api.shape import Member, members, members_at
+from ppojob_api.shape import Member, PathKey, at, members, members_at
 
 _HEAD: Final = re.compile(r"[^|]*\|[^|]*\| *[A-Z]\w+(?: \| here)?")
-_BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
+_BODY: Final = re.compile(r"(.+?)(?: when: (.+?))?(?: must: (.+))?")
 _VALUE: Final = re.compile(r" \$\{(.+?)\}")
 _UNSET: Final = re.compile(r"\$UNSET(?:\(([\w ]+)\))?")
 _ONE_OF: Final = re.compile(r"\$ONE_OF\(([\w ]+)\)")
@@ -24,26 +24,18 @@ _ONE_OF: Final = re.compile(r"\$ONE_OF\(([\w ]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold in a section; checked by the API server, `ppojob validate` and the pods.
+    """What must hold in a section; checked by the API server, `ppojob validate` and the pods."""
 
-    Attributes:
-        section: Its path; `self` is the section's value. `[]` is any item of a list.
-        field: The field that is reported, a path below the section; empty: the section.
-        holds: CEL; true for a valid job.
-        text: What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses; the
-            API server omits it, since joined texts may exceed its cost limit.
-        code: Stable word for programs.
-        when: CEL; the rule applies to jobs for which it is true. Empty: to all.
-        at_admission: Whether the API server evaluates it too. Each rule there makes each write of
-            a job slower, so rules for rare mistakes are left to the operator.
-    """
-
-    section: str
-    field: str
-    holds: str
+    section: str  # Its path; `self` is the section's value. `[]` is any item of a list
+    field: str  # The field that is reported, a path below the section; empty: the section
+    holds: str  # CEL; true for a valid job
+    # What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses; the API
+    # server omits it, since joined texts may exceed its cost limit.
     text: str
     code: ReasonCode
-    when: str
+    when: str  # CEL; the rule applies to jobs for which it is true. Empty: to all
+    # Whether the API server evaluates it too. Each rule there makes each write of a job slower, so
+    # rules for rare mistakes are left to the operator.
     at_admission: bool
 
     @property
@@ -120,7 +112,9 @@ def rules(
     Its first line has sections, fields and the reason code, separated by `|`, and `here` for a rule
     that is not evaluated at admission. The rule applies to each of several sections or fields; a
     second such line adds others. What is wrong and what is allowed follows, then `when:` if the
-    rule is not for all jobs, then `must:`.
+    rule is not for all jobs, then `must:`. Without `must:` the field must have its default, or by
+    code Required be given. A rule applies only where the optional fields that it reads are given,
+    and the one that it is about, unless it asks for them by `has`.
 
     In it `$NAME` stands for a macro, `$SECTION` and `$FIELD` for those of the rule, `$TYPE` for the
     field in snake_case. `$UNSET` is CEL for "the field has its default", `$UNSET(a b)` for "these
@@ -157,15 +151,44 @@ def _rules_with(head: str, body: re.Match[str]) -> Iterator[Rule]:
         for field in fields.split() or [""]:
             macros = {"SECTION": section, "FIELD": field, "TYPE": to_snake(field)}
             text, when, holds = (
-                Template(part or "").safe_substitute(macros) for part in body.groups()
+                Template(part or "").safe_substitute(macros) for part in body.groups("")
             )
-            holds = _UNSET.sub(partial(_all_unset, section=section, field=field), holds)
-            holds = _ONE_OF.sub(_one_given, holds)
+            unset = partial(_all_unset, section=section, field=field)
+            is_needed = code == ReasonCode.REQUIRED
+            holds = holds or (f"has(self.{field})" if is_needed else "$UNSET")
+            holds = _ONE_OF.sub(_one_given, _UNSET.sub(unset, holds))
+            given = _given(section, f"{when} {holds}" + f" self.{field}" * (not is_needed))
+            when = f"({when})" if given and "||" in when else when
+            when = " && ".join(filter(None, (*given, when)))
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
 
 
+def _path(section: str) -> PathKey:
+    """The section's path; of a list the first item."""
+    keys = section.replace("[]", ".0").split(".") if section else ()
+    return tuple(int(key) if key == "0" else key for key in keys)
+
+
+def _given(section: str, text: str) -> list[str]:
+    """CEL that asks for the optional fields which a rule reads, but for those that it asks for."""
+    asked = set(re.findall(r"has\((self[.\w]+)\)", text))
+    given: list[str] = []
+    root = at(_path(section))
+    for path in dict.fromkeys(re.findall(r"\bself((?:\.\w+)+)", text)):
+        shape, value, above = root, "self", []
+        for key in path.split(".")[1:]:
+            found = members(shape.model).get(key.strip("_")) if shape and shape.model else None
+            if found is None:
+                break
+            shape, value = found.shape, f"{value}.{key}"
+            above += [f"has({value})"] * shape.optional
+            if shape.optional and value not in asked:
+                given += above
+    return list(dict.fromkeys(given))
+
+
 def _all_unset(found: re.Match[str], *, section: str, field: str) -> str:
-    above = [int(key) if key == "0" else key for key in section.replace("[]", ".0").split(".")]
+    above = _path(section)
     conditions = []
     for name in (found[1] or field).split():
         *inner, last = name.split(".")

@@ -49,21 +49,17 @@ LENGTH_RULES = rules(
     spec.steps | generateOnly | Conflict
         validateOnly scores the responses too; one of the two
     when: self.validateOnly
-    must: !self.generateOnly
 
     spec | steps.generateOnly | Conflict
         rollout.replay generates nothing; false, or remove rollout.replay
     when: has(self.rollout.replay)
-    must: !self.steps.generateOnly
 
     spec | checkpoint.branch | Conflict
         a job that trains nothing has no checkpoints; an export of that run as model.path
     when: self.steps.validateOnly || self.steps.generateOnly
-    must: $UNSET
 
     spec | data.validation | Required
-        steps.validateOnly and generateOnly read their prompts there; a list of files, or with
-        generateOnly `ppojob generate --data FILE`
+        the prompts are read there; a list of files, or `ppojob generate --data FILE`
     when: self.steps.validateOnly || self.steps.generateOnly
     must: self.data.validation.size() > 0
 
@@ -73,38 +69,31 @@ LENGTH_RULES = rules(
 
     spec | critic.warmupSteps | OutOfRange
         it leaves no step that trains the policy; below steps.total ${self.steps.total}
-    when: has(self.critic) && has(self.steps.total)
     must: self.critic.warmupSteps < self.steps.total
 
     spec | optimizer.warmupSteps | OutOfRange
         the run makes fewer optimizer steps ${$POLICY_UPDATES}; at most as many
-    when: has(self.steps.total)
     must: $POLICY_UPDATES <= 0 || self.$FIELD <= $POLICY_UPDATES
 
     spec | critic.optimizer.warmupSteps | OutOfRange
         the run makes fewer optimizer steps ${$CRITIC_UPDATES}; at most as many
-    when: has(self.steps.total) && has(self.critic)
     must: $CRITIC_UPDATES <= 0 || self.$FIELD <= $CRITIC_UPDATES
 
     spec.optimizer spec.critic.optimizer | warmupRatio | Conflict
         warmupSteps ${self.warmupSteps} says how long the warm-up is; one of the two
     when: self.warmupSteps > 0
-    must: self.warmupRatio == 0.0
 
     spec.optimizer spec.critic.optimizer | warmupStartRatio | NoEffect
         there is no warm-up; remove it, or warmupSteps or warmupRatio above 0
     when: self.warmupSteps == 0 && self.warmupRatio == 0.0
-    must: $UNSET
 
     spec.optimizer spec.critic.optimizer | decaySteps | OutOfRange
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
-    when: has(self.decaySteps)
     must: self.decaySteps > self.warmupSteps
 
     spec.optimizer spec.critic.optimizer | decayRatio | Conflict
         decaySteps ${self.decaySteps} says where the schedule ends; one of the two
     when: has(self.decaySteps)
-    must: self.decayRatio == 1.0
 
     spec.optimizer spec.critic.optimizer | decayRatio | OutOfRange
         the warm-up ${self.warmupRatio} takes them; above warmupRatio
@@ -114,43 +103,33 @@ LENGTH_RULES = rules(
     spec | optimizer.momentsDtype | NoEffect | here
         with model.dtype: bfloat16 the moments are bfloat16 already; remove it
     when: self.model.dtype == 'bfloat16' && !has(self.model.lora)
-    must: $UNSET
 
     spec | critic.optimizer.momentsDtype | NoEffect | here
         with model.dtype: bfloat16 the moments are bfloat16 already; remove it
-    when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
-    must: $UNSET
+    when: self.model.dtype == 'bfloat16' && !has(self.critic.lora)
 
     spec.model.lora spec.critic.lora | init | NoEffect
         the adapters of path are read; remove it, or path
     when: has(self.path)
-    must: $UNSET
 
     spec | model.lora.modulesToSave | NotInThisVersion | here
-        with rollout.adapters: beside or algorithm.type: reward_model: not in this version; remove
-        it
-    when: has(self.model.lora) && has(self.model.lora.modulesToSave)
+        with rollout.adapters: beside or type: reward_model: not in this version; remove it
     must: self.rollout.adapters == 'merged' && self.algorithm.type != 'reward_model'
 
     spec | critic.lora.modulesToSave | NotInThisVersion | here
         layers of the policy alone: not in this version; remove it
-    when: has(self.critic) && has(self.critic.lora)
-    must: !has(self.critic.lora.modulesToSave)
 
     spec.model.lora spec.critic.lora | dropoutPosition | NoEffect
         there is no dropout; remove it, or dropout above 0
     when: self.dropout == 0.0
-    must: $UNSET
 
     spec | optimizer.loraPlusRatio | NoEffect | here
         there are no adapters; remove it, or model.lora
     when: !has(self.model.lora)
-    must: $UNSET
 
     spec | critic.optimizer.loraPlusRatio | NoEffect | here
         there are no adapters; remove it, or critic.lora
-    when: has(self.critic) && !has(self.critic.lora)
-    must: $UNSET
+    when: !has(self.critic.lora)
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,
@@ -159,32 +138,27 @@ LENGTH_RULES = rules(
 CHECKPOINT_RULES = rules(
     """
     spec.checkpoint | background | NoEffect
-        the checkpoint behind the last step is written at once, and without every there is no
-        other; every: N, or remove it
+        without every the only checkpoint is that of the last step; every: N, or remove it
     when: self.background
     must: has(self.every)
 
     spec.checkpoint | best.metric | BadForm
         it is not a metric of a validation; a name that begins with $NAMES, or $LOSS
-    when: has(self.best)
     must: $IS_OF_VALIDATION || self.best.metric == '$LOSS'
 
     spec | checkpoint.best.metric | Conflict | here
         algorithm.type $GIVEN_NAMES validates by $LOSS, other types by scores; $LOSS with these,
         else a name that begins with $NAMES
-    when: has(self.checkpoint.best)
     must: (self.checkpoint.best.metric == '$LOSS') == (self.algorithm.type in $GIVEN)
 
     spec.checkpoint | best.mode | Conflict | here
         the least loss is the best; min
-    when: has(self.best) && self.best.metric == '$LOSS'
+    when: self.best.metric == '$LOSS'
     must: self.best.mode == 'min'
 
     spec | steps.validateEvery | Required
-        checkpoint.best compares validations, and there are none in between; a number of steps, or
-        remove checkpoint.best
+        checkpoint.best compares validations; a number of steps, or remove checkpoint.best
     when: has(self.checkpoint.best)
-    must: has(self.steps.validateEvery)
 
     spec | checkpoint.every | Conflict
         checkpoint.best needs a validation at each checkpoint; a multiple of steps.validateEvery
@@ -198,14 +172,11 @@ CHECKPOINT_RULES = rules(
 
     spec.checkpoint.volume | storageClassName | NoEffect
         a claim that is there has its class; remove it, or size instead of claimName
-    when: has(self.storageClassName)
     must: has(self.size)
 
     spec.checkpoint | resume | NoEffect
-        it has no effect with volume: a job on a cluster goes on from its own checkpoints alone;
-        auto
+        on a cluster a job always resumes from its own checkpoints; auto
     when: has(self.volume)
-    must: self.resume == 'auto'
     """,
     LOSS=VALIDATION_LOSS,
     GIVEN=words(GIVEN),
@@ -220,7 +191,6 @@ SAMPLING_RULES = rules(
     """
     spec.data | seed | NoEffect
         it has no effect with shuffle: false; remove it
-    when: has(self.seed)
     must: self.shuffle
 
     spec.data | shuffle | NoEffect | here
@@ -230,18 +200,16 @@ SAMPLING_RULES = rules(
 
     spec | data.scoresKey | NoEffect | here
         it has no effect with another algorithm.type than spo and without data.sampler; remove it
-    when: has(self.data.scoresKey)
     must: self.algorithm.type == 'spo' || has(self.data.sampler)
 
     spec | algorithm.spo.decay | Conflict | here
         with decay 1 new scores never change those of data.scoresKey; below 1, or no data.scoresKey
-    when: has(self.algorithm.spo) && has(self.data.scoresKey)
+    when: has(self.data.scoresKey)
     must: self.algorithm.spo.decay < 1.0
 
     spec.data | sampler | Conflict | here
         data.curriculum decides the order; remove one of the two
     when: has(self.curriculum)
-    must: !has(self.sampler)
 
     spec.data | train | Conflict | here
         data.sampler chooses among all rows; no weight, or no sampler
@@ -249,16 +217,13 @@ SAMPLING_RULES = rules(
     must: self.train.all(file, !has(file.weight))
 
     spec | data.sampler | Conflict | here
-        a job of type ${self.algorithm.type} generates and scores nothing; remove it, or
-        data.curriculum
+        type ${self.algorithm.type} scores nothing; remove it, or data.curriculum
     when: self.algorithm.type in $GIVEN
-    must: !has(self.data.sampler)
 
     spec | data.sampler | NotInThisVersion | here
         with rollout.maxStaleness ${self.rollout.maxStaleness} a step generates before the step
         before it is scored: not in this version; 0, or remove the sampler
     when: self.rollout.maxStaleness > 0
-    must: !has(self.data.sampler)
 
     spec.data | train | Conflict
     spec.data | demonstrations | Conflict | here
@@ -267,13 +232,11 @@ SAMPLING_RULES = rules(
 
     spec.data.validation[] | weight | NoEffect | here
         every validation reads all its rows; remove it
-    must: !has(self.weight)
 
     spec | checkpoint.best | NoEffect
     spec | steps.validateEvery data.maxValidationRows rollout.validation | NoEffect | here
         it has no effect without data.validation; remove it, or give data.validation
     when: self.data.validation.size() == 0
-    must: $UNSET
 
     spec.rollout | temperature validation.temperature | Conflict
         engine vllm takes none above 2; at most 2, or engine: huggingface
@@ -285,13 +248,11 @@ SAMPLING_RULES = rules(
     must: self.topK != 0
 
     spec.rollout | temperature | OutOfRange
-        the trainer divides logits by it, and greedy sampling is for rollout.validation; at
-        least $LEAST
+        the trainer divides logits by it, and only validations may be greedy; at least $LEAST
     must: self.temperature >= $LEAST
 
     spec.rollout.validation | temperature | OutOfRange
-        engines take it for 0, or divide by almost nothing; must be 0, or at least $LEAST and
-        finite
+        engines would take it for 0; must be 0, or at least $LEAST and finite
     must: self.temperature == 0.0 || self.temperature >= $LEAST
 
     spec | rollout.topK | Conflict
@@ -300,32 +261,27 @@ SAMPLING_RULES = rules(
     must: self.rollout.topK != 1
 
     spec.rollout.validation | | NoEffect
-        topP, topK and minP have no effect with temperature: 0; remove them, or a temperature
-        above 0
+        greedy sampling has no topP, topK and minP; remove them, or a temperature above 0
     when: self.temperature == 0.0
     must: self.topP == 1.0 && self.topK == -1 && self.minP == 0.0
 
     spec.rollout.validation | samples | Conflict
-        greedy samples of a prompt are identical; 1, or a temperature above 0 and topK other
-        than 1
+        greedy samples are identical; 1, or a temperature above 0 and topK other than 1
     when: self.temperature == 0.0 || self.topK == 1
-    must: self.samples == 1
 
     spec | rollout.maxModelTokens | OutOfRange
         it is less than data.maxPromptTokens + data.maxResponseTokens; at least their sum
         ${self.data.maxPromptTokens + self.data.maxResponseTokens}, or remove it
-    when: has(self.rollout.maxModelTokens)
     must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
 
     spec | data.minPicturePixels | OutOfRange
         it is above the maximum; at most data.maxPicturePixels ${self.data.maxPicturePixels}
-    when: has(self.data.minPicturePixels) && has(self.data.maxPicturePixels)
     must: self.data.minPicturePixels <= self.data.maxPicturePixels
 
     spec | agent.toolSteps | Conflict
         with rollout.maxStaleness ${self.rollout.maxStaleness} rollouts of several steps run at
         once, and -1 is a barrier for all of them; 0 or more
-    when: has(self.agent) && self.agent.toolSteps == -1
+    when: self.agent.toolSteps == -1
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
     spec | rollout.maxStaleness | NotInThisVersion
@@ -338,7 +294,6 @@ SAMPLING_RULES = rules(
         with rollouts of several steps at once, speculative decoding would change which weights
         generate a token: not in this version; remove it, or maxStaleness ${has(self.roles.rollout)
         ? 1 : 0}
-    when: has(self.rollout.drafts)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
     spec.rollout.drafts | shortestMatch | OutOfRange | here
@@ -348,7 +303,6 @@ SAMPLING_RULES = rules(
     spec.rollout | minP validation.minP | Conflict | here
         vLLM does not support it with speculative decoding; 0, or remove drafts
     when: has(self.drafts)
-    must: self.$FIELD == 0.0
 
     spec.rollout.structuredOutput | | Conflict
         a response has one form; exactly one of regex, choices, jsonSchema and grammar
@@ -358,37 +312,29 @@ SAMPLING_RULES = rules(
     spec.rollout | ignoreEos | Conflict | here
         responses end where structuredOutput is complete; false, or remove structuredOutput
     when: has(self.structuredOutput)
-    must: !self.ignoreEos
 
     spec.rollout | stopTokenIds stopStrings | Conflict | here
         responses end where structuredOutput is complete; remove it, or structuredOutput
     when: has(self.structuredOutput)
-    must: self.$FIELD.size() == 0
 
     spec | rollout.structuredOutput | NotInThisVersion | here
         turns of conversations in a form: not in this version; remove it, or agent
     when: has(self.agent)
-    must: !has(self.rollout.structuredOutput)
 
     spec.rollout | gpuMemoryShare | Conflict
         kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two
     when: has(self.kvCacheGib)
-    must: !has(self.gpuMemoryShare)
 
     spec.rollout | maxBatchedTokens | OutOfRange
-        an engine step needs a token for each of maxSequences ${self.maxSequences} sequences; at
-        least as many
-    when: has(self.maxBatchedTokens)
+        each of maxSequences ${self.maxSequences} needs a token; at least as many
     must: self.maxSequences <= self.maxBatchedTokens
 
     spec.rollout | parallelism.tensor | Conflict
         engine: huggingface has no tensor parallelism; 1, or engine: vllm
     when: self.engine == 'huggingface'
-    must: self.parallelism.tensor == 1
 
     spec.rollout | parallelism.expert | Conflict
-        all ranks of an engine share its experts by tensor or by expert parallelism; 1, or as many
-        as tensor ${self.parallelism.tensor}
+        an engine shares experts by tensor or by expert; 1, or tensor ${self.parallelism.tensor}
     must: self.parallelism.expert == 1 || self.parallelism.expert == self.parallelism.tensor
 
     spec | rollout.adapters | NoEffect
@@ -398,7 +344,7 @@ SAMPLING_RULES = rules(
 
     spec | model.lora.rank | OutOfRange
         vLLM supports LoRA ranks up to $VLLM_LORA_RANK; at most that, or rollout.adapters: merged
-    when: has(self.model.lora) && self.rollout.adapters == 'beside' && self.rollout.engine == 'vllm'
+    when: self.rollout.adapters == 'beside' && self.rollout.engine == 'vllm'
     must: self.model.lora.rank <= $VLLM_LORA_RANK
 
     spec | training.autocast | Conflict
@@ -408,33 +354,26 @@ SAMPLING_RULES = rules(
 
     spec.model | trustRemoteCode | NotInThisVersion
         remote code of a model: not in this version; false
-    must: !self.trustRemoteCode
 
     spec.sandbox | level | NoEffect | here
         it has no effect with url: the service isolates programs itself; remove it
     when: has(self.url)
-    must: self.level == 'restricted'
 
     spec.rewardModel spec.rewards[] | weight | NoEffect
         a reward of weight 0 has no effect; another weight, or remove the reward
     must: !has(self.weight) || self.weight != 0.0
 
     spec | judge | NoEffect | here
-        no reward function uses the LLM judge; remove it, or name judge in rewards, or a function of
-        your own
-    when: has(self.judge)
+        no reward uses it; remove it, or name judge in rewards, or a function of your own
     must: !self.rewards.all(one, !has(one.source) && one.function != 'judge')
 
     spec | roles.judge | NoEffect | here
         it has no effect without judge; remove it, or give judge
     when: !has(self.judge)
-    must: $UNSET
 
     spec | roles.reward | NoEffect | here
-        it has no effect if a reward model is the only reward; remove it, or name functions in
-        rewards
+        a reward model is the only reward; remove it, or name functions in rewards
     when: has(self.rewardModel) && self.rewards.size() == 0
-    must: $UNSET
     """,
     GIVEN=words(GIVEN),
     LEAST=str(LEAST_TEMPERATURE),

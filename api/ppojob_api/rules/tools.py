@@ -6,22 +6,16 @@ from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_
 TOOL_RULES = rules(
     r"""
     spec | data.templateColumns | Conflict | here
-        the template renders all turns of a conversation with data.applyChatTemplateKwargs; remove
-        it, or agent
+        turns are rendered with data.applyChatTemplateKwargs; remove it, or agent
     when: has(self.agent)
-    must: $UNSET
 
     spec | agent.toolRewards | NoEffect | here
-        algorithm.certaintyReward ignores tool rewards; tell, or certaintyReward with besideScores:
-        true
-    when: has(self.agent) && has(self.algorithm.certaintyReward)
-        && !self.algorithm.certaintyReward.besideScores
-    must: self.agent.toolRewards == 'tell'
+        certaintyReward ignores tool rewards; tell, or certaintyReward.besideScores: true
+    when: !self.algorithm.certaintyReward.besideScores
 
     spec | agent.toolRewards | NoEffect | here
         distillation does not train on rewards; tell
-    when: has(self.agent) && self.algorithm.type == 'distillation'
-    must: self.agent.toolRewards == 'tell'
+    when: self.algorithm.type == 'distillation'
 
     spec.agent | cutTurns | NoEffect | here
         only turnTokens can cut a turn before the row ends; turnTokens, or end
@@ -63,20 +57,17 @@ TOOL_RULES = rules(
     must: self.name in $TOOL_WORDS
 
     spec.agent | tools | Required | here
-        the tool search has no index; agent.retriever, or index (a folder that ppojob index made) or
-        url in its config
+        the tool search has no index; agent.retriever, or index or url in its config
     when: !has(self.retriever)
     must: self.tools.all(one, has(one.source) || one.name != 'search' || one.config.size() > 0)
 
     spec.agent | retriever | NoEffect | here
         no tool uses the retriever; the tool search without a source in agent.tools, or remove it
-    when: has(self.retriever)
     must: !self.tools.all(one, has(one.source) || one.name != 'search')
 
     spec.agent.tools[] | description | Required | here
         the model is told of the tool by it; what the tool does
     when: has(self.source)
-    must: has(self.description)
 
     spec.agent.tools[] | parameters | Required | here
         the model is told by it what to call the tool with; a JSON schema of `type: object`
@@ -99,7 +90,6 @@ TOOL_RULES = rules(
     spec.agent.tools[].source | tool | NoEffect | here
         it is a name at a server; remove it, or name the mcpServer
     when: !has(self.mcpServer)
-    must: !has(self.tool)
 
     spec.agent | tools | NotOneOf | here
         no item of mcpServers has the name of its mcpServer; the name of one
@@ -118,17 +108,14 @@ TOOL_RULES = rules(
     spec.agent.tools[].source | function | NoEffect | here
         it is in the file of path or configMap; remove it
     when: !has(self.path) && !has(self.configMap)
-    must: !has(self.function)
 
     spec.agent.mcpServers[] spec.agent.tools[].source | keyVariable | NoEffect | here
         only a url takes a key; remove it, or a url
     when: !has(self.url)
-    must: !has(self.keyVariable)
 
     spec.agent.tools[] | config | NoEffect | here
         only code of path or configMap has settings; remove it
-    when: has(self.source) && !has(self.source.path) && !has(self.source.configMap)
-    must: self.config.size() == 0
+    when: !has(self.source.path) && !has(self.source.configMap)
 
     spec.agent.interactions[] | name | NotOneOf | here
         no interaction of this name is built in; one of $INTERACTIONS, or a source
@@ -138,17 +125,14 @@ TOOL_RULES = rules(
     spec.agent.interactions[] | interface | NoEffect | here
         a built-in interaction is no program; remove it, or give a source
     when: !has(self.source) && self.name in $INTERACTION_WORDS
-    must: self.interface == 'messages'
 
     spec.agent | tools | Conflict | here
         a program (interactions[].interface) brings its own tools; remove them
     when: !self.interactions.all(one, one.interface == 'messages')
-    must: self.tools.size() == 0
 
     spec.agent.tools[] spec.agent.interactions[] | config | NoEffect | here
         a built-in tool or user simulator has no settings; remove it, or give a source
     when: !has(self.source) && self.name in $BUILT_IN_WORDS && self.name != 'search'
-    must: self.config.size() == 0
 
     spec.agent.tools[] spec.agent.interactions[] | source.function | Required | here
         the name ${self.name} is no name of Python; that of a function or class
@@ -159,12 +143,10 @@ TOOL_RULES = rules(
     spec | roles.tools | NoEffect | here
         it has no effect without tools; remove it, or name some in agent.tools
     when: !has(self.agent) || self.agent.tools.size() + self.agent.interactions.size() == 0
-    must: $UNSET
 
     spec | roles.retriever | NoEffect | here
         it has no effect without a corpus; remove it, or say agent.retriever
     when: !has(self.agent) || !has(self.agent.retriever)
-    must: $UNSET
     """,
     CODE_MAPS="spec.rewards[].source.configMap spec.agent.tools[].source.configMap"
     " spec.agent.interactions[].source.configMap"

@@ -197,32 +197,24 @@ class DistillationSpec(Section):
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """What an advantage estimator needs of a job.
+    """What an advantage estimator needs of a job."""
 
-    Attributes:
-        options: the section of its settings, a field of `AlgorithmSpec` of the estimator's name.
-        compares_group: it compares the responses of one prompt, so it needs two of them.
-        critic: what the critic is that is trained beside the policy: a value model, whose values it
-            reads, or a process reward model, whose rewards of tokens it reads; None: there is none.
-        compares_turns: it compares the turns of conversations.
-        has_greedy: it reads the score of a greedy response to each prompt.
-        tracks_values: it reads what each prompt scored when it was last drawn, which the job keeps.
-        has_reward_keys: it reads several rewards of a row, those that its options name.
-        has_sum_pi_squared: it reads the squared probabilities of the policy before the update,
-            summed over the vocabulary, at each token.
-        has_teacher: it reads what the reference says of each token, and no reward.
-        has_pairs: it makes a pair of the best and the worst response, and the loss is one of pairs.
-    """
-
+    # The section of its settings, a field of `AlgorithmSpec` of the estimator's name.
     options: type[Section] | None = None
-    compares_group: bool = False
+    compares_group: bool = False  # it compares the responses of one prompt, so it needs two of them
+    # What the critic is that is trained beside the policy: a value model, whose values it reads, or
+    # a process reward model, whose rewards of tokens it reads; None: there is none.
     critic: Literal["value", "process_reward"] | None = None
-    compares_turns: bool = False
-    has_greedy: bool = False
+    compares_turns: bool = False  # it compares the turns of conversations
+    has_greedy: bool = False  # it reads the score of a greedy response to each prompt
+    # It reads what each prompt scored when it was last drawn, which the job keeps.
     tracks_values: bool = False
-    has_reward_keys: bool = False
+    has_reward_keys: bool = False  # it reads several rewards of a row, those that its options name
+    # It reads the squared probabilities of the policy before the update, summed over the
+    # vocabulary, at each token.
     has_sum_pi_squared: bool = False
-    has_teacher: bool = False
+    has_teacher: bool = False  # it reads what the reference says of each token, and no reward
+    # It makes a pair of the best and the worst response, and the loss is one of pairs.
     has_pairs: bool = False
 
     @property

@@ -243,30 +243,23 @@ class CustomSpec(Section):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a policy loss needs of a job.
+    """What a policy loss needs of a job."""
 
-    Attributes:
-        options: the section of its settings, a field of `PolicyLossSpec` of the loss's name.
-        means_of_responses: it is a mean over responses by definition, so no other aggregation
-            than sequence_mean_token_mean means anything.
-        may_be_sums: nor any other than that and sequence_mean_token_sum.
-        is_of_sampler: its ratios are those to the sampler, whose log-probabilities stand for those
-            of the policy before the step.
-        compares_group: it compares the responses of a prompt, so it needs two of them, and they are
-            computed together.
-        is_of_rows: it is one number a response, so weights of tokens count by their mean over it.
-        has_reference: it compares the policy with the reference.
-        learns_log_z: a network beside the policy learns log Z of each prompt by it.
-    """
-
+    # The section of its settings, a field of `PolicyLossSpec` of the loss's name.
     options: type[Section] | None = None
+    # It is a mean over responses by definition, so no other aggregation than
+    # sequence_mean_token_mean means anything.
     means_of_responses: bool = False
-    may_be_sums: bool = False
+    may_be_sums: bool = False  # nor any other than that and sequence_mean_token_sum
+    # Its ratios are those to the sampler, whose log-probabilities stand for those of the policy
+    # before the step.
     is_of_sampler: bool = False
+    # It compares the responses of a prompt, which are computed together: two at least.
     compares_group: bool = False
+    # It is one number a response, so weights of tokens count by their mean over it.
     is_of_rows: bool = False
-    has_reference: bool = False
-    learns_log_z: bool = False
+    has_reference: bool = False  # it compares the policy with the reference
+    learns_log_z: bool = False  # a network beside the policy learns log Z of each prompt by it
 
 
 LOSSES: Final[Mapping[PolicyLossType, Loss]] = {

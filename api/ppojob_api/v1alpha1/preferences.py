@@ -34,25 +34,17 @@ PositiveWeight = Annotated[float, Field(gt=0, le=1_000_000)]
 
 @dataclass(frozen=True, slots=True)
 class PairLoss:
-    """What a loss of pairs needs of a job.
+    """What a loss of pairs needs of a job."""
 
-    Attributes:
-        has_reference: its rewards are relative to a reference.
-        is_mean: they are of the mean over the tokens of an answer, and not of the sum.
-        has_smoothing: it reads `labelSmoothing`.
-        has_margin: it reads `targetMargin`.
-        has_tau: it reads `discopopTau`.
-        sorts: what it sorts over the mini-batch, before it compares what has the same rank:
-            `margins` of policy and reference, or `ratios` of chosen and rejected answers.
-        sft_weight: the weight of the cross-entropy of the chosen answer, where none is given.
-    """
-
-    has_reference: bool = True
-    is_mean: bool = False
-    has_smoothing: bool = False
-    has_margin: bool = False
-    has_tau: bool = False
+    has_reference: bool = True  # its rewards are relative to a reference
+    is_mean: bool = False  # they are of the mean over the tokens of an answer, and not of the sum
+    has_smoothing: bool = False  # it reads `labelSmoothing`
+    has_margin: bool = False  # it reads `targetMargin`
+    has_tau: bool = False  # it reads `discopopTau`
+    # What it sorts over the mini-batch, before it compares what has the same rank: `margins` of
+    # policy and reference, or `ratios` of chosen and rejected answers.
     sorts: Literal["margins", "ratios"] | None = None
+    # The weight of the cross-entropy of the chosen answer, where none is given.
     sft_weight: float = 0.0
 
 

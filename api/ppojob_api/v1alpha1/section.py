@@ -116,11 +116,6 @@ def is_label_value(text: str) -> bool:
     return len(text) <= _LABEL_VALUE_LIMIT and re.fullmatch(_LABEL_VALUE, text) is not None
 
 
-def is_device(name: str) -> bool:
-    """Whether a resource is one that a device plugin offers; quotas have names of their own."""
-    return is_label_key(name) and "/" in name and not name.startswith("requests.")
-
-
 class ConfigMapSource(Section):
     """Code in a ConfigMap of the job's namespace; only the pods that run it mount it."""
 

@@ -27,15 +27,11 @@ common-definitions/quantity."""
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A provider of gang scheduling.
+    """A provider of gang scheduling."""
 
-    Attributes:
-        kinds: of its objects; the status of the last one has the scheduler's answer.
-        provider: what must be installed.
-    """
-
+    # Of its objects; the status of the last one has the scheduler's answer.
     kinds: tuple[GangKind, ...]
-    provider: str
+    provider: str  # what must be installed
     objects: Callable[[Job, tuple[PodSet, ...], GangFacts], list[dict[str, Any]]]
 
 

@@ -52,19 +52,13 @@ class QueueCondition:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Kueue's answer in a Workload: conditions by type, flavors and updates by pod set.
-
-    Attributes:
-        cluster_queue: that reserved the quota; empty: none.
-        updates: pod changes by topologies and admission checks.
-        waits_for: messages of pending admission checks.
-    """
+    """Kueue's answer in a Workload: conditions by type, flavors and updates by pod set."""
 
     conditions: Mapping[str, QueueCondition]
-    cluster_queue: str
+    cluster_queue: str  # that reserved the quota; empty: none
     flavors: Mapping[str, tuple[str, ...]]
-    updates: Mapping[str, tuple[Placement, ...]]
-    waits_for: tuple[str, ...]
+    updates: Mapping[str, tuple[Placement, ...]]  # pod changes by topologies and admission checks
+    waits_for: tuple[str, ...]  # messages of pending admission checks
 
     def holds(self, name: str) -> bool:
         """Whether a condition is true."""

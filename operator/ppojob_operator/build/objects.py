@@ -71,16 +71,10 @@ def key_templates(job: Job, config: PodConfig) -> dict[RoleName, Manifest]:
     The controller's Secret also holds the key pairs of all roles, of which its pod mounts only its
     own. So one write determines all keys, and the other Secrets can be created from it later.
     """
+    content = {"type": "Opaque", "immutable": True}
     return {
-        role.role: manifest(
-            "Secret",
-            job,
-            workload_name(job.name, role.role),
-            role.role,
-            type="Opaque",
-            immutable=True,
-        )
-        for role in config.run.topology.with_own_pods
+        one.role: manifest("Secret", job, workload_name(job.name, one.role), one.role, **content)
+        for one in config.run.topology.with_own_pods
     }
 
 
@@ -157,13 +151,8 @@ def _claim(job: Job, volume: VolumeSpec) -> dict[str, Any]:
 
 def _service_account(job: Job) -> dict[str, Any]:
     """The ServiceAccount of the controller; only its pod spec mounts the token."""
-    return manifest(
-        "ServiceAccount",
-        job,
-        controller_name(job),
-        "controller",
-        automountServiceAccountToken=False,
-    )
+    name = controller_name(job)
+    return manifest("ServiceAccount", job, name, "controller", automountServiceAccountToken=False)
 
 
 def _role(job: Job) -> dict[str, Any]:
@@ -187,14 +176,9 @@ def role_binding(job: Job) -> dict[str, Any]:
     The API server accepts it only once its authorizer knows the Role.
     """
     name = controller_name(job)
-    return manifest(
-        "RoleBinding",
-        job,
-        name,
-        "controller",
-        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
-    )
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": job.namespace}
+    return manifest("RoleBinding", job, name, "controller", roleRef=role, subjects=[subject])
 
 
 def _service(job: Job, role: RoleName) -> dict[str, Any]:
@@ -202,18 +186,13 @@ def _service(job: Job, role: RoleName) -> dict[str, Any]:
 
     Pods connect to each other before they are ready, so addresses that are not ready are published.
     """
-    return manifest(
-        "Service",
-        job,
-        workload_name(job.name, role),
-        role,
-        spec={
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector(job, role),
-            "ports": [{"name": "health", "port": contract.PORT_HEALTH, "protocol": "TCP"}],
-        },
-    )
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(job, role),
+        "ports": [{"name": "health", "port": contract.PORT_HEALTH, "protocol": "TCP"}],
+    }
+    return manifest("Service", job, workload_name(job.name, role), role, spec=spec)
 
 
 def _stateful_set(job: Job, role: RoleTopology, template: Manifest) -> dict[str, Any]:
@@ -223,23 +202,18 @@ def _stateful_set(job: Job, role: RoleTopology, template: Manifest) -> dict[str,
     restarts no pod.
     """
     name = workload_name(job.name, role.role)
-    rendered = manifest(
-        "StatefulSet",
-        job,
-        name,
-        role.role,
-        spec={
-            "replicas": len(role.pods),
-            "serviceName": name,
-            "podManagementPolicy": "Parallel",
-            "updateStrategy": {"type": "OnDelete"},
-            "revisionHistoryLimit": 1,
-            "selector": {"matchLabels": selector(job, role.role)},
-            "template": template,
-        },
-    )
+    spec = {
+        "replicas": len(role.pods),
+        "serviceName": name,
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": selector(job, role.role)},
+        "template": template,
+    }
+    rendered = manifest("StatefulSet", job, name, role.role, spec=spec)
     rendered["metadata"]["annotations"] = {
         ANNOTATION_GENERATION: str(job.generation),
-        ANNOTATION_TEMPLATE: digest(rendered["spec"]),
+        ANNOTATION_TEMPLATE: digest(spec),
     }
     return rendered

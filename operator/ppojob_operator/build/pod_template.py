@@ -4,7 +4,6 @@ Every pod passes the Pod Security Standard `restricted`, with a read-only root f
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,20 +54,13 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """Configuration that a job's pods run.
-
-    Attributes:
-        text: the run configuration as canonical JSON, without defaults.
-        digest: SHA-256 of it.
-        layout: SHA-256 of its layout.
-        settings: of the pods.
-    """
+    """Configuration that a job's pods run."""
 
     run: RunConfig
-    text: str
-    digest: str
-    layout: str
-    settings: tuple[PodSettings, ...]
+    text: str  # the run configuration as canonical JSON, without defaults
+    digest: str  # SHA-256 of it
+    layout: str  # SHA-256 of its layout
+    settings: tuple[PodSettings, ...]  # of the pods
 
     @classmethod
     def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
@@ -90,25 +82,27 @@ def pod_template(
     """Build a role's pod template; `defaults` apply where the job sets nothing."""
     settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
+    volumes, mounts = _volumes(job, config, role, settings)
+    grace = _RANK_GRACE_SECONDS
+    if is_controller:
+        # It finishes its step and writes a checkpoint.
+        grace = int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
     spec: dict[str, Any] = {
         "automountServiceAccountToken": is_controller,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _grace_seconds(config, role.role),
+        "terminationGracePeriodSeconds": grace,
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
             **({} if defaults.openshift else _OWN_USER),
         },
         "tolerations": _tolerations(settings),
-        "containers": [_container(config, role, settings, defaults)],
-        "volumes": _volumes(job, config, role.role, settings),
+        "containers": [{**_container(config, role, settings, defaults), "volumeMounts": mounts}],
+        "volumes": volumes,
     }
     if is_controller:
         spec["serviceAccountName"] = controller_name(job)
-    spec |= _placement(job, role.role, settings)
-    if settings.image is None and defaults.image_pull_secrets:
-        names = dict.fromkeys((*settings.image_pull_secrets, *defaults.image_pull_secrets))
-        spec["imagePullSecrets"] = [{"name": name} for name in names]
+    spec |= _placement(job, role.role, settings, defaults)
     metadata = {
         "labels": labels(job, role.role),
         "annotations": {
@@ -117,13 +111,6 @@ def pod_template(
         },
     }
     return _merged({"metadata": metadata, "spec": spec}, settings.pod_overrides)
-
-
-def _grace_seconds(config: PodConfig, role: RoleName) -> int:
-    """Return the grace period: the controller finishes its step and checkpoints."""
-    if role != "controller":
-        return _RANK_GRACE_SECONDS
-    return int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
 
 
 def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
@@ -143,7 +130,11 @@ def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
     return own + theirs
 
 
-def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any]:
+def _placement(
+    job: Job, role: RoleName, settings: PodSettings, defaults: Settings
+) -> dict[str, Any]:
+    of_default_image = defaults.image_pull_secrets if settings.image is None else ()
+    secrets = dict.fromkeys((*settings.image_pull_secrets, *of_default_image))
     spread = [
         {
             "topologyKey": one.topology_key,
@@ -159,7 +150,7 @@ def _placement(job: Job, role: RoleName, settings: PodSettings) -> dict[str, Any
         "topologySpreadConstraints": spread,
         "priorityClassName": settings.priority_class_name,
         "runtimeClassName": settings.runtime_class_name,
-        "imagePullSecrets": [{"name": name} for name in settings.image_pull_secrets],
+        "imagePullSecrets": [{"name": name} for name in secrets],
     }
     return {name: value for name, value in asked.items() if value}
 
@@ -185,16 +176,6 @@ def _container(
         },
         # If a supervisor cannot start, the pod status has the end of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": "config", "mountPath": _MOUNTS["config"], "readOnly": True},
-            {"name": "keys", "mountPath": _MOUNTS["keys"], "readOnly": True},
-            {"name": "run", "mountPath": _MOUNTS["run"]},
-            {"name": "scratch", "mountPath": _MOUNTS["scratch"]},
-            {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "tmp", "mountPath": "/tmp"},
-            *_user_mounts(config, settings.volumes),
-            *_code(config, role.role)[1],
-        ],
     }
 
 
@@ -265,29 +246,42 @@ def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str,
 
 
 def _volumes(
-    job: Job, config: PodConfig, role: RoleName, settings: PodSettings
-) -> list[dict[str, Any]]:
-    shared_memory = settings.shared_memory or (
-        "8Gi" if config.run.topology.role(role).gpus_per_pod else "1Gi"
-    )
+    job: Job, config: PodConfig, role: RoleTopology, settings: PodSettings
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes of a pod, and where its container mounts them."""
+    claim = _run_claim(config)
     keys = {
-        "secretName": workload_name(job.name, role),
+        "secretName": workload_name(job.name, role.role),
         "defaultMode": _READ_BY_GROUP,
         "items": [{"key": name, "path": name} for name in (SECRET_FILE, PUBLIC_FILE)],
     }
-    return [
-        {"name": "config", "configMap": {"name": config_map_name(job, config)}},
-        {"name": "keys", "secret": keys},
-        {"name": "run", "persistentVolumeClaim": {"claimName": _run_claim(config)}},
-        {"name": "scratch", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
-        {"name": "tmp", "emptyDir": {}},
-        *(
-            {"name": name, **_source(one)}
-            for name, one in _named(settings.volumes, _run_claim(config))
-            if name != "run"
-        ),
-        *_code(config, role)[0],
+    shared = {
+        "medium": "Memory",
+        "sizeLimit": settings.shared_memory or ("8Gi" if role.gpus_per_pod else "1Gi"),
+    }
+    code = dict.fromkeys(one.name for _, who, one in config.run.spec.code_maps if who == role.role)
+    every: list[tuple[str, dict[str, Any], str, bool]] = [
+        ("config", {"configMap": {"name": config_map_name(job, config)}}, _MOUNTS["config"], True),
+        ("keys", {"secret": keys}, _MOUNTS["keys"], True),
+        ("run", {"persistentVolumeClaim": {"claimName": claim}}, _MOUNTS["run"], False),
+        ("scratch", {"emptyDir": {}}, _MOUNTS["scratch"], False),
+        ("shm", {"emptyDir": shared}, "/dev/shm", False),
+        ("tmp", {"emptyDir": {}}, "/tmp", False),
+    ]
+    for index, one in enumerate(settings.volumes):
+        # The claim of the run folder is one volume, even if the user mounts it too: a second,
+        # read-only volume would make the run folder read-only.
+        name = "run" if one.claim_name == claim else f"user-{index}"
+        every.append((name, _source(one), one.mount_path, one.read_only))
+    for number, name in enumerate(code):
+        source = {"configMap": {"name": name}}
+        every.append((f"code-{number}", source, f"{CODE_FOLDER}/{name}", True))
+    volumes: dict[str, dict[str, Any]] = {}
+    for name, source, _, _ in every:
+        volumes.setdefault(name, {"name": name, **source})
+    return list(volumes.values()), [
+        {"name": name, "mountPath": path, **({"readOnly": True} if is_read_only else {})}
+        for name, _, path, is_read_only in every
     ]
 
 
@@ -300,41 +294,10 @@ def _source(volume: PodVolume) -> dict[str, Any]:
     return {"secret": {"secretName": volume.secret, "defaultMode": _READ_BY_GROUP}}
 
 
-def _user_mounts(config: PodConfig, volumes: tuple[PodVolume, ...]) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = []
-    for name, volume in _named(volumes, _run_claim(config)):
-        mount: dict[str, Any] = {"name": name, "mountPath": volume.mount_path}
-        mounts.append(mount | ({"readOnly": True} if volume.read_only else {}))
-    return mounts
-
-
-def _code(config: PodConfig, role: RoleName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of the ConfigMaps that hold code of the role."""
-    names = dict.fromkeys(one.name for _, who, one in config.run.spec.code_maps if who == role)
-    named = [(f"code-{number}", name) for number, name in enumerate(names)]
-    return (
-        [{"name": volume, "configMap": {"name": name}} for volume, name in named],
-        [
-            {"name": volume, "mountPath": f"{CODE_FOLDER}/{name}", "readOnly": True}
-            for volume, name in named
-        ],
-    )
-
-
 def _run_claim(config: PodConfig) -> str:
     volume = config.run.spec.checkpoint.volume
     assert volume is not None, "`plan.cluster_problems` refuses a job without a volume"
     return volume.claim_name or claim_name(config.run.name)
-
-
-def _named(volumes: tuple[PodVolume, ...], run_claim: str) -> Iterator[tuple[str, PodVolume]]:
-    """Yield the user's volumes, each with its name in the pod.
-
-    The claim of the run folder is one volume, even if the user mounts it too: a second, read-only
-    volume would make the run folder read-only.
-    """
-    for index, volume in enumerate(volumes):
-        yield ("run" if volume.claim_name == run_claim else f"user-{index}"), volume
 
 
 def _merged(template: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -37,19 +37,13 @@ def _ingress(job: Job, answering: Sequence[RoleName], fenced: Sequence[RoleName]
     torch.distributed has no authentication, so this policy protects its ports, also from roles of
     the job that only serve requests.
     """
-    return manifest(
-        "NetworkPolicy",
-        job,
-        f"{job.name}-pods",
-        spec={
-            "podSelector": _all_but(job, fenced),
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": _all_but(job, answering)}]},
-                {"ports": _tcp(*_OPEN_PORTS)},
-            ],
-        },
-    )
+    peers = {"from": [{"podSelector": _all_but(job, answering)}]}
+    spec = {
+        "podSelector": _all_but(job, fenced),
+        "policyTypes": ["Ingress"],
+        "ingress": [peers, {"ports": _tcp(*_OPEN_PORTS)}],
+    }
+    return manifest("NetworkPolicy", job, f"{job.name}-pods", spec=spec)
 
 
 def _all_but(job: Job, roles: Sequence[RoleName]) -> dict[str, Any]:
@@ -68,21 +62,17 @@ def _ingress_of_judge(job: Job) -> dict[str, Any]:
         for role in ("reward", "controller")
     }
     ports = _tcp(contract.PORT_SUPERVISOR, contract.PORT_FIRST_RANK)
-    return manifest(
-        "NetworkPolicy",
-        job,
-        f"{workload_name(job.name, 'judge')}-pods",
-        "judge",
-        spec={
-            "podSelector": {"matchLabels": selector(job, "judge")},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": by_role["reward"], "ports": _tcp(contract.PORT_JUDGE)},
-                {"from": by_role["controller"], "ports": ports},
-                {"ports": _tcp(*_OPEN_PORTS)},
-            ],
-        },
-    )
+    spec = {
+        "podSelector": {"matchLabels": selector(job, "judge")},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": by_role["reward"], "ports": _tcp(contract.PORT_JUDGE)},
+            {"from": by_role["controller"], "ports": ports},
+            {"ports": _tcp(*_OPEN_PORTS)},
+        ],
+    }
+    name = f"{workload_name(job.name, 'judge')}-pods"
+    return manifest("NetworkPolicy", job, name, "judge", spec=spec)
 
 
 def _tcp(*ports: int) -> list[dict[str, Any]]:
@@ -91,17 +81,12 @@ def _tcp(*ports: int) -> list[dict[str, Any]]:
 
 def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str, Any]:
     """Build the egress policy: the addresses in `agent.egress`, and DNS if there are any."""
-    return manifest(
-        "NetworkPolicy",
-        job,
-        workload_name(job.name, role),
-        role,
-        spec={
-            "podSelector": {"matchLabels": selector(job, role)},
-            "policyTypes": ["Egress"],
-            "egress": [*([{"ports": _DNS}] if egress else []), *map(_allowed, egress)],
-        },
-    )
+    spec = {
+        "podSelector": {"matchLabels": selector(job, role)},
+        "policyTypes": ["Egress"],
+        "egress": [*([{"ports": _DNS}] if egress else []), *map(_allowed, egress)],
+    }
+    return manifest("NetworkPolicy", job, workload_name(job.name, role), role, spec=spec)
 
 
 def _allowed(rule: EgressSpec) -> dict[str, Any]:
@@ -120,13 +105,9 @@ def disruption_budget(job: Job, *, is_partly_placed: bool) -> dict[str, Any]:
     A pod that is not ready may always be evicted: else a job that never starts would block node
     drains. A job with an unschedulable pod does not block them either: it cannot continue.
     """
-    return manifest(
-        "PodDisruptionBudget",
-        job,
-        f"{job.name}-pods",
-        spec={
-            "maxUnavailable": "100%" if is_partly_placed else 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": selector(job)},
-        },
-    )
+    spec = {
+        "maxUnavailable": "100%" if is_partly_placed else 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(job)},
+    }
+    return manifest("PodDisruptionBudget", job, f"{job.name}-pods", spec=spec)

@@ -20,7 +20,7 @@ from ppojob_api.problem import counted
 from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
 from ppojob_operator.conditions import from_rfc3339, holds, inert, rfc3339
-from ppojob_operator.state import ControllerReport, DeletePod, Job, Observed, Pod, Termination, Time
+from ppojob_operator.state import ControllerReport, Delete, Job, Observed, Pod, Termination, Time
 
 RECORDS_KEPT = 8
 FIRST_BACKOFF_SECONDS = 1.0
@@ -235,7 +235,7 @@ def ending_by_failures(
 
 def crashed_pods(
     pods: tuple[Pod, ...], status: PPOJobStatus, now: Time
-) -> Iterator[tuple[DeletePod, float]]:
+) -> Iterator[tuple[Delete, float]]:
     """Pods in CrashLoopBackOff to delete, each with the seconds until then.
 
     Our backoff is 1 s, doubled at each loss of the role without progress, at most a minute. The
@@ -251,7 +251,7 @@ def crashed_pods(
             continue
         backoff = _backoff(roles.get(pod.role), record)
         left = backoff - (now - from_rfc3339(record.time)).total_seconds()
-        yield DeletePod(pod.name, pod.uid), left
+        yield Delete("Pod", pod.name, pod.uid), left
 
 
 def _is_recorded(pod: Pod, record: FailureRecord, now: Time) -> bool:
@@ -274,7 +274,7 @@ def _is_repeated(record: FailureRecord, other: FailureRecord) -> bool:
 
 def lost_pods(
     observed: Observed, silence_seconds: float, now: Time
-) -> Iterator[tuple[DeletePod, float]]:
+) -> Iterator[tuple[Delete, float]]:
     """Pods to delete on nodes that do not respond, each with the seconds until then.
 
     The deletion is forced: a StatefulSet would wait for such a pod forever. It is safe although the
@@ -285,4 +285,4 @@ def lost_pods(
         since = observed.silent_since(pod)
         if since is not None:
             left = silence_seconds - (now - since).total_seconds()
-            yield DeletePod(pod.name, pod.uid, force=True), left
+            yield Delete("Pod", pod.name, pod.uid, force=True), left

@@ -25,19 +25,13 @@ NOT_OF_QUEUE = frozenset({"GangUnavailable", "FlavorMissing", "ObjectRefused"})
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a job may use resources.
-
-    Attributes:
-        admitted: the condition Admitted.
-        may_have_pods: whether pods are created; gang schedulers need existing pods.
-        placements: what the queue adds to the pods of each role, by its slug.
-        requeue_after: seconds after which it may change without an event.
-    """
+    """Whether a job may use resources."""
 
     admitted: ObservedCondition
-    may_have_pods: bool
+    may_have_pods: bool  # whether pods are created; gang schedulers need existing pods
+    # What the queue adds to the pods of each role, by its slug.
     placements: Mapping[str, Placement] = field(default_factory=dict)
-    requeue_after: float | None = None
+    requeue_after: float | None = None  # seconds after which it may change without an event
 
 
 def admission(job: Job, observed: Observed, now: Time) -> Admission:

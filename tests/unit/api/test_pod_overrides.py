@@ -32,7 +32,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"labels": {"a b": "c"}}}, "metadata.labels", "BadForm"),
     ({"metadata": {"labels": {"a": "b c"}}}, 'metadata.labels["a"]', "BadForm"),
     ({"metadata": {"annotations": {"a/b/c": ""}}}, "metadata.annotations", "BadForm"),
-    ({"spec": "all"}, "spec", "WrongType"),
+    ({"spec": "all"}, "spec", "Forbidden"),
     ({"spec": {"dnsConfig": "8.8.8.8"}}, "spec.dnsConfig", "WrongType"),
     ({"spec": {"readinessGates": {}}}, "spec.readinessGates", "WrongType"),
     ({"status": {}}, "status", "Forbidden"),

@@ -4,6 +4,7 @@ import pytest
 
 from ppojob_api import shape
 from ppojob_api.rules import RULES, cel
+from ppojob_api.rules.rule import rules
 
 SELF = {"a": 7, "b": {"c": 2.5, "in": "none"}, "text": "x-y", "items": [1, 2, 2], "map": {"k": 1}}
 VALUES: dict[str, Any] = {
@@ -56,6 +57,25 @@ def test_an_absent_field_is_an_error_as_in_an_api_server() -> None:
 def test_what_cannot_be_read(text: str) -> None:
     with pytest.raises(ValueError, match="cannot be parsed"):
         cel.read(text)
+
+
+def test_what_a_rule_leaves_out() -> None:
+    unset, needed, compared = rules(
+        """
+        spec.rollout | topK | NoEffect
+            why; what
+
+        spec | agent | Required
+            why; what
+
+        spec | critic.warmupSteps | OutOfRange
+            why; what
+        must: self.critic.warmupSteps < self.steps.total
+        """
+    )
+    assert unset.expression == "self.topK == -1"
+    assert needed.expression == "has(self.agent)"
+    assert compared.when == "has(self.critic) && has(self.steps.total)"
 
 
 def test_rules_speak_of_fields_that_there_are() -> None:

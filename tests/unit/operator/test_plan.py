@@ -10,6 +10,7 @@ from operator_plans import (
     actions,
     all_pods,
     claim,
+    deleted_pods,
     kinds,
     look,
     made,
@@ -149,10 +150,10 @@ def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
     pods = (*READY[:3], pod("sum-reward-1", node="n"))
     seen = observed(pods=pods, nodes={"n": state.Node("n", NOW)})
     early, late = look(make_job(), seen, 29), look(make_job(), seen, 30)
-    assert actions(early, state.DeletePod) == []
+    assert deleted_pods(early) == []
     assert early.requeue_after == pytest.approx(1.0)
-    assert actions(late, state.DeletePod) == [
-        state.DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)
+    assert deleted_pods(late) == [
+        state.Delete("Pod", "sum-reward-1", "uid-sum-reward-1", force=True)
     ]
 
 

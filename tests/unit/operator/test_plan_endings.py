@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 from operator_jobs import NOW, make_job, observed
-from operator_plans import NOTHING, READY, UP, actions, all_pods, kinds, look, pod, status_of
+from operator_plans import NOTHING, READY, UP, all_pods, deleted_pods, kinds, look, pod, status_of
 
 from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
 from ppojob_operator import state
 from ppojob_operator.conditions import holds, rfc3339
 
-GONE = ((state.DeleteJob(),),)
+GONE = ((state.Delete("PPOJob", "sum", make_job().uid),),)
 
 
 def at_the_end(code: int, reason: str = "") -> state.Observed:
@@ -160,7 +160,7 @@ class Life:
         job = make_job(self.status, recovery={"restartsWithoutProgress": self.budget})
         planned = look(job, observed(pods=tuple(self.pods.values())), self.seconds)
         self.status = planned.status or self.status
-        return {one.name for one in actions(planned, state.DeletePod)}
+        return {one.name for one in deleted_pods(planned)}
 
     def killed(self) -> state.Termination:
         return state.Termination(

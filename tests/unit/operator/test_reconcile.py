@@ -19,7 +19,6 @@ from ppojob_operator.errors import (
     UnavailableError,
 )
 from ppojob_operator.kinds import CHILD_KINDS
-from ppojob_operator.reading import JobKey
 from ppojob_operator.state import Manifest
 
 
@@ -442,28 +441,12 @@ async def test_what_is_not_wanted_any_more_holds_nothing_up(bench: Bench) -> Non
     bench.edit_spec(steps={"total": 10})
     await bench.settle()
     assert bench.status["reason"] != "ObjectRefused"
-    assert bench.cache.observed(KEY, UID).refused == {}
 
 
 def test_only_what_is_asked_for_still_is_told() -> None:
     refused = {("ConfigMap", "sum-config-of-before"): "quota"}
     there = observed(pods=READY, refused=refused)
     assert claim(status_of(make_job(), there), "PodsReady").reason == "AllPodsReady"
-
-
-def test_a_refusal_is_known_as_long_as_it_is_asked_for_again() -> None:
-    woken: list[JobKey] = []
-    cache = Cache(woken.append)
-    cache.update_job(job_manifest())
-    service = CHILDREN["Service", "sum-reward"].manifest
-    cache.record_refusal(make_job(), service, "quota")
-    before = len(woken)
-    cache.keep_refusals(KEY, {("Service", "sum-reward")})
-    assert len(woken) == before
-    assert cache.observed(KEY, UID).refused == {("Service", "sum-reward"): "quota"}
-    cache.keep_refusals(KEY, set())
-    assert woken[before:] == [KEY], "a plan that heeds it was made already"
-    assert cache.observed(KEY, UID).refused == {}
 
 
 def test_a_job_inherits_no_refusal_of_an_earlier_one() -> None:

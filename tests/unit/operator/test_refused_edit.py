@@ -16,9 +16,9 @@ from operator_jobs import CHILDREN, NO_STATUS, NOW, job_manifest, make_job, obse
 from operator_plans import (
     READY,
     UP,
-    actions,
     claim,
     deleted,
+    deleted_pods,
     kinds,
     look,
     pod,
@@ -88,7 +88,7 @@ def test_losses_of_its_pods_count() -> None:
     there = observed(pods=(*READY[:2], crashed, silent), nodes={"n": state.Node("n", NOW)})
     status = status_of(refused_job(), there)
     assert [one.pod for one in status.failures] == ["sum-reward-0"]
-    deletions = actions(look(refused_job(status), there, 30), state.DeletePod)
+    deletions = deleted_pods(look(refused_job(status), there, 30))
     assert {one.name for one in deletions} == {"sum-reward-0", "sum-reward-1"}
     spent = status_of(refused_job(recovery={"restartsWithoutProgress": 0}), there)
     assert spent.reason == "RestartBudgetSpent"
