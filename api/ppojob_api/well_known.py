@@ -31,8 +31,8 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
 
 # Built-in reward functions; a test compares them with the trainer's table, and the lists below too.
 BUILT_IN_SCORERS: Final = (
-    *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge"),
-    *("majority_vote", "math_dapo", "math_reward", "math_verify", "multiply", "search_r1"),
+    *("addition", "code", "countdown", "environment_score", "geometry3k", "gsm8k", "http_score"),
+    *("judge", "majority_vote", "math_dapo", "math_reward", "math_verify", "multiply", "search_r1"),
     "search_r1_format",
 )
 

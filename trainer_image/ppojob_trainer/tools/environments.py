@@ -7,7 +7,7 @@ again: another process repeats the calls.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,10 +15,15 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.tools.wire import CallTool, EnvironmentCall, ToolCode
+from ppojob_trainer.rewards.results import read_number
+from ppojob_trainer.tools.wire import CallTool, EndRow, EnvironmentCall, ToolCode
 
 # Bound before users' code is imported, which may replace it.
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+_SCORE: Final = "score"
+AT_THE_END: Final = (_SCORE, "close")
+"""Methods that are called when the row has ended, if there are any; they are no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,11 @@ class Method:
     create: Callable[..., object]
     call: Callable[..., object]
 
+    @property
+    def scores(self) -> bool:
+        """Whether its environment has a score for a row that has ended."""
+        return inspect.isfunction(getattr(self.create, _SCORE, None))
+
 
 def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
     """Check the method `CLASS.METHOD` of what a file has by the name of the class.
@@ -45,6 +55,9 @@ def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
         why, allowed = f"{path} has no such class", "a class whose methods are tools"
         raise ConfigError(f"source.function: got {name}: {why}; {allowed}")
     environment, _, wanted = name.partition(".")
+    if wanted in AT_THE_END:
+        why = "it is called when the row has ended, and is no tool"
+        raise ConfigError(f"source.function: got {name}: {why}; another method")
     method = getattr(found, wanted, None)
     if not inspect.isfunction(method):
         raise ConfigError(
@@ -94,29 +107,46 @@ class Environments:
     """The environments of rows that this process has.
 
     Args:
-        methods: returns the method of a tool, by position.
+        methods: the tools of environments, by position.
         run: returns the value of a call, or of what it awaits.
     """
 
-    def __init__(self, methods: Callable[[int], Method], run: Callable[[object], object]) -> None:
+    def __init__(self, methods: Mapping[int, Method], run: Callable[[object], object]) -> None:
         self._methods = methods
         self._run = run
         self._rows: dict[str, _Row] = {}
 
     def call(self, request: CallTool) -> object:
         """Call the environment of a row; it is made, or made again, if it is not here."""
+        return self._call(self._row(request), EnvironmentCall(request.tool, request.arguments))
+
+    def end(self, request: EndRow) -> float:
+        """Close the environments of a row; return the sum of their scores.
+
+        One that has a score is made if it is not here, also if it was never called.
+        """
+        scored = {one.create: one for one in self._methods.values() if one.scores}
+        try:
+            row = self._row(request) if scored else _Row(b"")
+            objects: list[Any] = [self._object(row, method) for method in scored.values()]
+            scores = [self._run(environment.score()) for environment in objects]
+            return sum(read_number(score, "a score is a number") for score in scores)
+        finally:
+            self._close(request.row)
+
+    def _row(self, request: CallTool | EndRow) -> _Row:
+        """Return a row in the state after its earlier calls."""
         row = self._rows.get(request.row)
         if row is None or row.calls != request.before or row.is_lost:
             with contextlib.suppress(Exception):  # what is lost may not close
-                self.close(request.row)
+                self._close(request.row)
             row = self._rows[request.row] = _Row(request.created)
             for earlier in request.before:
                 with contextlib.suppress(BaseException):  # reported when it was first called
                     self._call(row, earlier)
-        return self._call(row, EnvironmentCall(request.tool, request.arguments))
+        return row
 
-    def close(self, name: str) -> None:
-        """Close the environments of a row: by their methods `close`, if they have one."""
+    def _close(self, name: str) -> None:
         row = self._rows.pop(name, None)
         for environment in row.objects.values() if row else ():
             close = getattr(environment, "close", None)
@@ -124,10 +154,13 @@ class Environments:
                 self._run(close())
 
     def _call(self, row: _Row, call: EnvironmentCall) -> object:
-        method = self._methods(call.tool)
+        method = self._methods[call.tool]
         row.calls.append(call)
-        environment = row.objects.get(method.create)
-        if environment is None:
+        return self._run(method.call(self._object(row, method), **_decode(call.arguments)))
+
+    def _object(self, row: _Row, method: Method) -> object:
+        """Return the environment of a method, which is created before its first use."""
+        if method.create not in row.objects:
             created = _decode(row.created).get(method.environment, {})
-            environment = row.objects[method.create] = method.create(**created)
-        return self._run(method.call(environment, **_decode(call.arguments)))
+            row.objects[method.create] = method.create(**created)
+        return row.objects[method.create]
