@@ -46,7 +46,9 @@ SEEN_OF_ROWS: Final = (
 
 # Built-in tools.
 SEARCH_TOOL: Final = "search"
+BASH_TOOL: Final = "bash"
 BUILT_IN_TOOLS: Final = (
+    BASH_TOOL,
     *("calc_geo3k_reward", "calc_gsm8k_reward", "calculator", "image_zoom_in_tool", "python"),
     SEARCH_TOOL,
 )

@@ -5,15 +5,17 @@ import math
 import secrets
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from ppojob_trainer.sandbox.fusion import ANSWER_SECONDS, FusionSandbox
 from ppojob_trainer.sandbox.levels import Isolation, Level, supported_isolation
-from ppojob_trainer.sandbox.process import Limits, Outcome, Program, after_nonce, run_process
+from ppojob_trainer.sandbox.process import Limits, Outcome, Program, Usage, after_nonce, run_process
 
 _OPEN_FILES = 64
 _PASSING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
@@ -34,7 +36,7 @@ attempt("files", lambda: os.listdir("/etc"))
 attempt("signals", lambda: os.kill(os.getppid(), 0))
 print("it reaches", ", ".join(reached) or "nothing")
 """
-"""Run once at the levels above `NONE`, to test the isolation."""
+"""Run once at the levels above `NONE`, to test the isolation; also of workspaces."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -57,7 +59,8 @@ class Sandbox:
     level is below ``least``.
 
     Attributes:
-        level: the highest level that passed the test.
+        isolation: what passed the test.
+        level: its level.
         description: the level, and why it is not higher.
     """
 
@@ -69,9 +72,9 @@ class Sandbox:
         isolation: Isolation | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self._isolation = _tested(isolation or supported_isolation())
-        self.level = self._isolation.level
-        limitation = f" ({self._isolation.limitation})" if self._isolation.limitation else ""
+        self.isolation = _tested(isolation or supported_isolation())
+        self.level = self.isolation.level
+        limitation = f" ({self.isolation.limitation})" if self.isolation.limitation else ""
         self.description = f"sandbox level {self.level.name.lower()}{limitation}"
         if self.level < least:
             raise SandboxRefused(
@@ -81,7 +84,7 @@ class Sandbox:
 
     def run(self, program: Program) -> Outcome:
         """Run a program until it ends or exceeds a limit; then all its processes are killed."""
-        return _run(self._isolation, self.limits, program)
+        return _run(self.isolation, self.limits, program)
 
 
 Runner = Sandbox | FusionSandbox
@@ -123,25 +126,43 @@ def _tested(isolation: Isolation) -> Isolation:
 
 def _run(isolation: Isolation, limits: Limits, program: Program) -> Outcome:
     nonce = secrets.token_hex(16)
-    message = program.message(nonce) | {
-        "modules": [path for path in sys.path if _is_installed(Path(path))],
+    modules = [path for path in sys.path if _is_installed(Path(path))]
+    message = program.message(nonce) | {"modules": modules}
+    stdin = program.stdin.encode(errors="surrogatepass")
+    outcome = run_isolated(isolation, limits, message, stdin)
+    return replace(outcome, answer=after_nonce(outcome.answer, nonce))
+
+
+def run_isolated(
+    isolation: Isolation,
+    limits: Limits,
+    message: Mapping[str, object],
+    stdin: bytes = b"",
+    variables: Mapping[str, str] = MappingProxyType({}),
+    exceeded: Callable[[Usage], str] = lambda _: "",
+) -> Outcome:
+    """Run what a message says, with an isolation; see `run_process`."""
+    message = {
+        "shell": None,
+        "file_bytes": 0,
+        "open_files": _OPEN_FILES,
         "memory_bytes": limits.memory_bytes,
         "cpu_seconds": math.ceil(limits.seconds),
-        "open_files": _OPEN_FILES,
         "landlock": isolation.landlock,
         "filter": isolation.filter,
         "readable": isolation.readable,
+        "writable": isolation.writable,
+        **message,
     }
-    stdin = program.stdin.encode(errors="surrogatepass")
     body = repr(message).encode(errors="surrogatepass")
+    run = partial(run_process, isolation.command, body, stdin, limits, variables, exceeded)
     try:
-        outcome = run_process(isolation.command, body, stdin, limits)
+        return run()
     except OSError as error:
         if error.errno not in _PASSING:
             raise
         time.sleep(_WAIT_SECONDS)
-        outcome = run_process(isolation.command, body, stdin, limits)
-    return replace(outcome, answer=after_nonce(outcome.answer, nonce))
+        return run()
 
 
 def _is_installed(path: Path) -> bool:

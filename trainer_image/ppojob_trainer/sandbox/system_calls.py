@@ -1,13 +1,18 @@
-"""Seccomp filter of the sandbox: allowed system calls; the kernel refuses all others.
+"""Seccomp filters of the sandbox: allowed system calls; the kernel refuses all others.
 
-The list allows to compute, wait, start threads and read accessible files. It deliberately lacks
-sockets, processes and programs, signals, memory, limits and priority of other processes, owners,
-modes and times of files (which Landlock does not protect), mounts and namespaces, shared memory
-that outlives its creator, and all newer system calls.
+That of programs allows to compute, wait, start threads and read accessible files. It deliberately
+lacks sockets, processes and programs, signals, memory, limits and priority of other processes,
+owners, modes and times of files (which Landlock does not protect), mounts and namespaces, shared
+memory that outlives its creator, and all newer system calls.
+
+That of workspaces also allows processes, and to write the files that Landlock leaves accessible.
+All processes stay in one process group, so that one signal ends them.
 """
 
 import ctypes
+import enum
 import errno
+import functools
 import os
 from collections.abc import Iterator
 
@@ -30,19 +35,38 @@ getresuid getresgid getcpu getrandom getrlimit getrusage sysinfo uname capget ar
 exit exit_group
 """
 
+_OF_WORKSPACES = """
+open openat creat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat
+symlink symlinkat truncate ftruncate fallocate copy_file_range sendfile flock sync syncfs
+getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+execve execveat vfork getpriority
+"""
+_OF_OTHER_FILES_TOO = (
+    "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat chown lchown fchown fchownat"
+)
+"""Landlock does not confine them to the workspace."""
+_ATTRIBUTES = "setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr"
+_PROCESS_GROUPS = "setsid setpgid"
+_SIGNALS = "tkill tgkill rt_sigqueueinfo"
+
 _OPEN_TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
+_CLONE_NAMESPACES = 0x7E020080
 _STREAM, _KINDS_OF_SOCKET = 1, 0xF
 _UNIX = 1
-_EQUAL, _MASKED = 4, 7
-"""Comparisons of libseccomp: an argument, or a masked one, equals a value."""
+_UNEQUAL, _EQUAL, _MASKED = 1, 4, 7
+"""Comparisons of libseccomp: an argument differs from a value, or it or a masked one equals it."""
 
-_CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
+_Conditions = tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...]
+_OF_A_PROGRAM: _Conditions = (
     # Only to read. Landlock restricts the files; its first versions allow to truncate them.
     ("open", ((1, _MASKED, _OPEN_TO_WRITE, 0),)),
     ("openat", ((2, _MASKED, _OPEN_TO_WRITE, 0),)),
     # Threads, and no processes.
     ("clone", ((0, _MASKED, _CLONE_THREAD, _CLONE_THREAD),)),
+)
+_OF_A_WORKSPACE: _Conditions = (("clone", ((0, _MASKED, _CLONE_NAMESPACES, 0),)),)
+_CONDITIONAL: _Conditions = (
     # asyncio wakes itself by a connected pair of sockets, without an address.
     ("socketpair", ((0, _EQUAL, _UNIX, 0), (1, _MASKED, _KINDS_OF_SOCKET, _STREAM))),
     ("sendto", ((4, _EQUAL, 0, 0),)),
@@ -60,6 +84,7 @@ _CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
 
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000
+_PRETEND = _REFUSE  # the error 0
 
 
 class FilterError(Exception):
@@ -75,7 +100,19 @@ class _Comparison(ctypes.Structure):
     )
 
 
-def filter_program() -> bytes:
+class Use(enum.Enum):
+    """What a filter is for."""
+
+    PROGRAM = enum.auto()
+    WORKSPACE = enum.auto()
+    """Signals, modes and owners could reach beyond the workspace: such calls do nothing."""
+    WORKSPACE_WITH_SIGNALS = enum.auto()
+    """Landlock confines signals."""
+    WORKSPACE_IN_NAMESPACES = enum.auto()
+
+
+@functools.cache
+def filter_program(use: Use = Use.PROGRAM) -> bytes:
     """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
@@ -84,7 +121,7 @@ def filter_program() -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_REFUSE | errno.EPERM)))
     try:
-        for action, name, comparisons in _rules():
+        for action, name, comparisons in _rules(use):
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number >= 0:  # not every processor has every call
                 found = [_Comparison(*each) for each in comparisons]
@@ -96,11 +133,24 @@ def filter_program() -> bytes:
         library.seccomp_release(context)
 
 
-def _rules() -> Iterator[tuple[int, str, tuple[tuple[int, int, int, int], ...]]]:
-    for name in _ALLOWED.split():
+def _rules(use: Use) -> Iterator[tuple[int, str, tuple[tuple[int, int, int, int], ...]]]:
+    is_program = use is Use.PROGRAM
+    for name in (_ALLOWED if is_program else _ALLOWED + _OF_WORKSPACES).split():
         yield _ALLOW, name, ()
-    for name, comparisons in _CONDITIONAL:
+    for name, comparisons in (*(_OF_A_PROGRAM if is_program else _OF_A_WORKSPACE), *_CONDITIONAL):
         yield _ALLOW, name, comparisons
+    if not is_program:
+        has_namespaces = use is Use.WORKSPACE_IN_NAMESPACES
+        for name in (_OF_OTHER_FILES_TOO + " " + _PROCESS_GROUPS).split():
+            yield _ALLOW if has_namespaces else _PRETEND, name, ()
+        for name in _ATTRIBUTES.split():  # sed and cp know file systems without them
+            yield _REFUSE | errno.ENOTSUP, name, ()
+        if use is not Use.WORKSPACE:
+            for name in _SIGNALS.split():
+                yield _ALLOW, name, ()
+            # `timeout` also sends its signal to its group, which here is that of the shell.
+            yield _ALLOW, "kill", ((0, _UNEQUAL, 0, 0),)
+            yield _ALLOW if has_namespaces else _PRETEND, "kill", ((0, _EQUAL, 0, 0),)
     # The C library then uses clone, whose flags can be checked.
     yield _REFUSE | errno.ENOSYS, "clone3", ()
 

@@ -39,7 +39,7 @@ from ppojob_trainer.tools.custom import (
     load_user,
 )
 from ppojob_trainer.tools.describe import describe_tools
-from ppojob_trainer.tools.environments import Environments, Method
+from ppojob_trainer.tools.environments import Environments, Kind, Method
 from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
@@ -115,7 +115,7 @@ class Tools:
         tools = enumerate(self._tools)
         self._methods |= {at: one.call for at, one in tools if isinstance(one.call, Method)}
         loops = [one.name for one in self._tools if one.is_loop]
-        scores = any(method.scores for method in self._methods.values())
+        scores = any(method.kind.scores for method in self._methods.values())
         return wire.ToolsLoaded(problems, loops, scores)
 
     def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
@@ -230,16 +230,19 @@ class Tools:
             return _answered_elsewhere
         return self._built_in(tool)
 
-    def _built_in(self, spec: wire.ToolCode) -> Tool:
+    def _built_in(self, spec: wire.ToolCode) -> Tool | Method:
         tool, config = TOOLS[spec.name], spec.config
         sandbox = partial(open_sandbox, self._request.sandbox)
-        if tool.runs_code:
-            try:
-                sandbox()
-            except SandboxRefused as refused:
-                raise ConfigError(f"name: got {spec.name} with {refused}") from None
         if tool.opens is not None:
             tool.opens(config)
+        try:
+            if tool.environment is not None:
+                create = tool.environment(sandbox(), config)
+                return Method(Kind(spec.name, create, scores=True, takes_row=True), tool.answer)
+            if tool.runs_code:
+                sandbox()
+        except SandboxRefused as refused:
+            raise ConfigError(f"name: got {spec.name} with {refused}") from None
 
         def call(
             arguments: dict[str, Json],

@@ -27,23 +27,30 @@ AT_THE_END: Final = (_SCORE, "close")
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of environment.
+
+    Attributes:
+        name: of its constructor arguments in a row: that of a class, an MCP server or a tool.
+        create: takes them; with `takes_row` also `row`, the name of the row.
+        scores: whether it has a score for a row that has ended.
+    """
+
+    name: str
+    create: Callable[..., object]
+    scores: bool = False
+    takes_row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A tool of an environment.
 
-    Attributes:
-        environment: its name: that of a class, or of an MCP server.
-        create: creates the environment with the row's constructor arguments.
-        call: takes the environment, and the arguments of the call by name.
+    `call` takes the environment, and the arguments of the call by name.
     """
 
-    environment: str
-    create: Callable[..., object]
+    kind: Kind
     call: Callable[..., object]
-
-    @property
-    def scores(self) -> bool:
-        """Whether its environment has a score for a row that has ended."""
-        return inspect.isfunction(getattr(self.create, _SCORE, None))
 
 
 def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
@@ -68,7 +75,8 @@ def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
     if tool.config:
         why = "an environment takes the create_kwargs of a row"
         raise ConfigError(f"config: got {shown(tool.config)}: {why}; remove it")
-    return Method(environment, found, method)
+    scores = inspect.isfunction(getattr(found, _SCORE, None))
+    return Method(Kind(environment, found, scores), method)
 
 
 def check_arguments(
@@ -86,15 +94,16 @@ def check_arguments(
 
 @dataclass(slots=True)
 class _Row:
-    """The environments of a row by what created them.
+    """The environments of a row by their kind.
 
     Attributes:
         created: JSON object with the constructor arguments of each.
         calls: all calls so far.
     """
 
+    name: str
     created: bytes
-    objects: dict[Callable[..., object], object] = field(default_factory=dict)
+    objects: dict[Kind, object] = field(default_factory=dict)
     calls: list[EnvironmentCall] = field(default_factory=list)
 
     @property
@@ -125,10 +134,12 @@ class Environments:
 
         One that has a score is made if it is not here, also if it was never called.
         """
-        scored = {one.create: one for one in self._methods.values() if one.scores}
+        scored = {method.kind for method in self._methods.values() if method.kind.scores}
         try:
-            row = self._row(request) if scored else _Row(b"")
-            objects: list[Any] = [self._object(row, method) for method in scored.values()]
+            if not scored:
+                return 0.0
+            row = self._row(request)
+            objects: list[Any] = [self._object(row, kind) for kind in scored]
             scores = [self._run(environment.score()) for environment in objects]
             return sum(read_number(score, "a score is a number") for score in scores)
         finally:
@@ -140,7 +151,7 @@ class Environments:
         if row is None or row.calls != request.before or row.is_lost:
             with contextlib.suppress(Exception):  # what is lost may not close
                 self._close(request.row)
-            row = self._rows[request.row] = _Row(request.created)
+            row = self._rows[request.row] = _Row(request.row, request.created)
             for earlier in request.before:
                 with contextlib.suppress(BaseException):  # reported when it was first called
                     self._call(row, earlier)
@@ -156,11 +167,12 @@ class Environments:
     def _call(self, row: _Row, call: EnvironmentCall) -> object:
         method = self._methods[call.tool]
         row.calls.append(call)
-        return self._run(method.call(self._object(row, method), **_decode(call.arguments)))
+        return self._run(method.call(self._object(row, method.kind), **_decode(call.arguments)))
 
-    def _object(self, row: _Row, method: Method) -> object:
-        """Return the environment of a method, which is created before its first use."""
-        if method.create not in row.objects:
-            created = _decode(row.created).get(method.environment, {})
-            row.objects[method.create] = method.create(**created)
-        return row.objects[method.create]
+    def _object(self, row: _Row, kind: Kind) -> object:
+        """Return the environment of a kind, which is created before its first use."""
+        if kind not in row.objects:
+            created = _decode(row.created).get(kind.name, {})
+            named = {"row": row.name} if kind.takes_row else {}
+            row.objects[kind] = kind.create(**named, **created)
+        return row.objects[kind]

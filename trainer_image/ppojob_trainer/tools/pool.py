@@ -12,6 +12,7 @@ import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
+from ppojob_api.well_known import BASH_TOOL
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
     DEFAULT_MEMORY_BYTES,
@@ -163,8 +164,7 @@ class ToolPool(Closeable):
             if not self._scores and not self._homes.get(row, Home()).is_alive:
                 return []
             calls = [self._environment_call(one) for one in before]
-            own = {tool.name: tool.time_limit_seconds for tool in self._agent.tools}
-            limit = max(own[name] for name in self._methods)
+            limit = max(self._limit(self._tools.index(name)) for name in self._methods)
             request = EndRow(next(self._numbers), row, created, calls)
             answer = self._answered(request, limit, _END, row)
             self._homes.pop(row, None)
@@ -210,7 +210,7 @@ class ToolPool(Closeable):
         pictures: list[SeenPicture] | None = None,
         environment: "_Environment | None" = None,
     ) -> ToolAnswer:
-        limit = self._answering[position].time_limit_seconds
+        limit = self._limit(position)
         number = next(self._numbers)
         request = CallTool(number, position, instance, arguments, call.created, pictures)
         if environment is not None:
@@ -253,6 +253,13 @@ class ToolPool(Closeable):
             if (left := until - time.monotonic()) <= 0:
                 raise
             return self._children.call(request, left, ToolCalled, home)
+
+    def _limit(self, position: int) -> float:
+        """Return the time limit of a call; that of a command is the sandbox's."""
+        one = self._answering[position]
+        is_shell = self._methods.get(one.name) == BASH_TOOL
+        # The first call also sets the workspace up.
+        return one.time_limit_seconds + is_shell * 2 * self._sandbox.time_limit_seconds
 
     def _environment_call(self, call: ToolCall) -> EnvironmentCall:
         """Return an earlier call, as it was made."""
