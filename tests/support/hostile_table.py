@@ -200,6 +200,7 @@ def achieved_in_a_workspace(sandbox: Sandbox, around: Surroundings) -> dict[str,
     found = {}
     isolation = isolation_of_workspaces(sandbox)
     workspace = Workspace(isolation, LIMITS, "hostile", most_bytes=8 << 20)
+    honest = Workspace(isolation, Limits(seconds=60.0), "honest", most_bytes=8 << 20)
     for hostile in read_table():
         if hostile.kind not in ("escape", "network", "bomb"):
             continue
@@ -212,9 +213,10 @@ def achieved_in_a_workspace(sandbox: Sandbox, around: Surroundings) -> dict[str,
             found[hostile.id] = f"it changed {before} to {around.state}"
         if (seconds := time.monotonic() - start) > LIMITS.seconds + GRACE_SECONDS:
             found[hostile.id] = f"it took {seconds:.1f} s"
-        if workspace.run("echo well").stdout != b"well\n":
+        if hostile.kind == "bomb" and honest.run("echo well").stdout != b"well\n":
             found[hostile.id] = "the command after it failed"
-    workspace.close()
+    for opened in (workspace, honest):
+        opened.close()
     return found
 
 

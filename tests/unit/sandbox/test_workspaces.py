@@ -1,6 +1,5 @@
 """Workspaces: commands that change their files, and nothing else."""
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,10 +145,9 @@ def test_workspaces_at_the_same_time(isolation: Isolation) -> None:
 
 def test_isolation_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seccomp that allows all."""
+    isolation = supported_isolation().without_namespaces("by the test")
+    sandbox = Sandbox(LIMITS, isolation=isolation)
     allow_all = bytes.fromhex("060000000000ff7f")
     monkeypatch.setattr("ppojob_trainer.sandbox.levels.filter_program", lambda _: allow_all)
-    sandbox = Sandbox.__new__(Sandbox)
-    sandbox.isolation = supported_isolation().without_namespaces("by the test")
-    with pytest.raises(SandboxRefused, match="workspaces: it reaches the network"):
+    with pytest.raises(SandboxRefused, match="it reaches the network"):
         isolation_of_workspaces(sandbox)
-    assert not os.path.exists(Workspace(sandbox.isolation, LIMITS, "x", most_bytes=1).close() or "")

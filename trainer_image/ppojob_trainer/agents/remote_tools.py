@@ -94,6 +94,7 @@ class RemoteTools:
         if started is not None:
             pending, places = started
             found = [one for acted in self.caller.wait(pending) for one in acted.answers]
+            # The end of a row may have no answer.
             by_place = dict(zip(places, found, strict=False))
             answers = [by_place[place] for place in range(len(found))]
         return broadcast_in_engine(self.world, answers)

@@ -21,22 +21,44 @@ _OPEN_FILES = 64
 _PASSING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 """Temporary errors of starting a process."""
 _WAIT_SECONDS = 0.5
-_TRIAL = """
+_REACHES_NOTHING = "it reaches nothing"
+
+
+def trial(attempts: Mapping[str, str]) -> str:
+    """Return a program that tests the isolation: it prints which attempts succeed.
+
+    They are expressions by what they would reach.
+    """
+    return f"""
 import _socket, os
 reached = []
-def attempt(name, act):
+for name, attempt in {dict(attempts)!r}.items():
     try:
-        act()
+        eval(attempt)
     except OSError:
-        return
+        continue
     reached.append(name)
-attempt("the network", _socket.socket)
-attempt("processes", os.fork)
-attempt("files", lambda: os.listdir("/etc"))
-attempt("signals", lambda: os.kill(os.getppid(), 0))
 print("it reaches", ", ".join(reached) or "nothing")
 """
-"""Run once at the levels above `NONE`, to test the isolation; also of workspaces."""
+
+
+def trial_problem(outcome: Outcome) -> str | None:
+    """Return what a trial reached, or why it did not run; None if all is well."""
+    text = (outcome.stdout + outcome.errors).decode(errors="replace").strip()
+    if outcome.is_well and text == _REACHES_NOTHING:
+        return None
+    return text.splitlines()[-1] if text else "the interpreter does not start"
+
+
+_TRIAL = trial(
+    {
+        "the network": "_socket.socket()",
+        "processes": "os.fork()",
+        "files": "os.listdir('/etc')",
+        "signals": "os.kill(os.getppid(), 0)",
+    }
+)
+"""Run once at the levels above `NONE`."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -61,7 +83,7 @@ class Sandbox:
     Attributes:
         isolation: what passed the test.
         level: its level.
-        description: the level, and why it is not higher.
+        description: its level, and why it is not higher.
     """
 
     def __init__(
@@ -72,15 +94,10 @@ class Sandbox:
         isolation: Isolation | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.isolation = _tested(isolation or supported_isolation())
+        self.least = least
+        self.isolation = tested(isolation or supported_isolation(), _trial_problem, least)
         self.level = self.isolation.level
-        limitation = f" ({self.isolation.limitation})" if self.isolation.limitation else ""
-        self.description = f"sandbox level {self.level.name.lower()}{limitation}"
-        if self.level < least:
-            raise SandboxRefused(
-                f"{self.description}: code of responses is not run below "
-                f"{least.name.lower()}; another machine, or a lower spec.sandbox.level"
-            )
+        self.description = self.isolation.description
 
     def run(self, program: Program) -> Outcome:
         """Run a program until it ends or exceeds a limit; then all its processes are killed."""
@@ -109,19 +126,28 @@ def open_sandbox(spec: Settings) -> Runner:
     return opened
 
 
-def _tested(isolation: Isolation) -> Isolation:
-    """Return the isolation that passes the test, with bubblewrap if possible."""
-    while isolation.level > Level.NONE:
-        outcome = _run(isolation, Limits(), Program(_TRIAL))
-        text = (outcome.stdout + outcome.errors).decode(errors="replace").strip()
-        if outcome.is_well and text == "it reaches nothing":
-            return isolation
-        reason = text.splitlines()[-1] if text else "the interpreter does not start"
+def tested(
+    isolation: Isolation, problem: Callable[[Isolation], str | None], least: Level
+) -> Isolation:
+    """Return the isolation without the means that have a problem.
+
+    Raises SandboxRefused if its level is then below `least`.
+    """
+    while isolation.level > Level.NONE and (reason := problem(isolation)) is not None:
         if isolation.level == Level.NAMESPACES:
             isolation = isolation.without_namespaces(reason)
         else:
             isolation = isolation.without_any(reason)
+    if isolation.level < least:
+        raise SandboxRefused(
+            f"{isolation.description}: code of responses is not run below "
+            f"{least.name.lower()}; another machine, or a lower spec.sandbox.level"
+        )
     return isolation
+
+
+def _trial_problem(isolation: Isolation) -> str | None:
+    return trial_problem(_run(isolation, Limits(), Program(_TRIAL)))
 
 
 def _run(isolation: Isolation, limits: Limits, program: Program) -> Outcome:

@@ -62,6 +62,12 @@ class Isolation:
             return Level.NONE
         return Level.NAMESPACES if self.command else Level.RESTRICTED
 
+    @property
+    def description(self) -> str:
+        """The level, and why it is not higher."""
+        limitation = f" ({self.limitation})" if self.limitation else ""
+        return f"sandbox level {self.level.name.lower()}{limitation}"
+
     def without_namespaces(self, reason: str) -> "Isolation":
         """Return the same without bubblewrap, for a reason."""
         return replace(self, command=(), limitation=reason)

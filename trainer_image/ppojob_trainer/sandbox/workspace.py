@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import printable
-from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused, run_isolated
+from ppojob_trainer.sandbox.executor import (
+    Sandbox,
+    run_isolated,
+    tested,
+    trial,
+    trial_problem,
+)
 from ppojob_trainer.sandbox.levels import WORKSPACE, Isolation, Level, workspace_isolation
 from ppojob_trainer.sandbox.process import Limits, Outcome, Usage
 
@@ -26,22 +32,6 @@ _OUTPUT_BYTES: Final = 1 << 20
 _HOME, _TEMPORARY = "home", "tmp"
 _MODE: Final = 0o700
 _PYTHON: Final = Path(sys.executable)
-_TRIAL: Final = """
-import _socket, os
-reached = []
-def attempt(name, act):
-    try:
-        act()
-    except OSError:
-        return
-    reached.append(name)
-attempt("the network", _socket.socket)
-attempt("files", lambda: os.listdir("/etc"))
-attempt("other folders", lambda: os.listdir({folder!r}))
-attempt("signals", lambda: os.kill({pid}, 0))
-print("it reaches", ", ".join(reached) or "nothing")
-"""
-"""Run once at the levels above `NONE`, to test the isolation of workspaces."""
 
 
 class Workspace:
@@ -111,25 +101,24 @@ class Workspace:
 def isolation_of_workspaces(sandbox: Sandbox) -> Isolation:
     """Return the isolation of programs with which workspaces are isolated too.
 
-    That is without namespaces if they fail. Raises SandboxRefused if a command can do more than it
-    should, or cannot do what it must.
+    It lacks what does not hold for them. Raises SandboxRefused if that is too little.
     """
-    isolation = sandbox.isolation
-    while isolation.level > Level.NONE:
-        with tempfile.TemporaryDirectory() as folder:
-            trial = _TRIAL.format(folder=folder, pid=os.getpid())
-            workspace = Workspace(isolation, Limits(), "trial", most_bytes=1 << 20)
-            command = f"cat trial.py > copy.py && {_PYTHON.name} copy.py"
-            outcome = workspace.run(command, {"trial.py": trial})
-            workspace.close()
-        text = outcome.stdout.decode(errors="replace").strip()
-        if outcome.is_well and text == "it reaches nothing":
-            break
-        reason = f"workspaces: {text.splitlines()[-1] if text else 'the shell does not start'}"
-        if isolation.level < Level.NAMESPACES:
-            raise SandboxRefused(f"sandbox level {isolation.level.name.lower()}: {reason}")
-        isolation = isolation.without_namespaces(reason)
-    return isolation
+    return tested(sandbox.isolation, _trial_problem, sandbox.least)
+
+
+def _trial_problem(isolation: Isolation) -> str | None:
+    workspace = Workspace(isolation, Limits(), "trial", most_bytes=1 << 20)
+    with contextlib.closing(workspace), tempfile.TemporaryDirectory() as other:
+        program = trial(
+            {
+                "the network": "_socket.socket()",
+                "files": "os.listdir('/etc')",
+                "other folders": f"os.listdir({other!r})",
+                "signals": f"os.kill({os.getpid()}, 0)",
+            }
+        )
+        command = f"cat trial.py > copy.py && {_PYTHON.name} copy.py"
+        return trial_problem(workspace.run(command, {"trial.py": program}))
 
 
 class _Watch:
