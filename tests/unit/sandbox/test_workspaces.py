@@ -8,6 +8,7 @@ import hostile_table
 import pytest
 from patience import eventually
 from reward_functions import descendants
+from tiers import first_in_test
 
 from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Isolation, Level, supported_isolation
@@ -16,6 +17,7 @@ from ppojob_trainer.sandbox.workspace import Workspace, isolation_of_workspaces
 
 pytestmark = pytest.mark.processes
 
+LEVELS = [Level.RESTRICTED, Level.NAMESPACES]
 LIMITS = Limits(seconds=5.0, memory_bytes=256 << 20)
 MOST_BYTES = 8 << 20
 SHARED_MEMORY = (
@@ -23,9 +25,7 @@ SHARED_MEMORY = (
 )
 
 
-@pytest.fixture(
-    scope="module", params=[Level.RESTRICTED, Level.NAMESPACES], ids=lambda one: one.name
-)
+@pytest.fixture(scope="module", params=LEVELS, ids=lambda one: one.name)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     isolation = supported_isolation()
     if request.param == Level.RESTRICTED:
@@ -108,6 +108,7 @@ def test_files_that_are_written_follow_no_link_out(workspace: Workspace, tmp_pat
     assert (tmp_path / "own").read_text() == "mine"
 
 
+@pytest.mark.parametrize("sandbox", first_in_test(LEVELS), indirect=True)
 def test_a_hostile_program_gets_nothing(sandbox: Sandbox) -> None:
     """The restricted level is that of pods."""
     with hostile_table.surroundings() as around:
