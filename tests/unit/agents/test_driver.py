@@ -427,6 +427,13 @@ def test_an_environment_has_the_calls_of_its_row_and_ends_with_it(steps: int) ->
     assert not any(one.state.acted for one in plain)
 
 
+def test_a_row_that_its_last_reply_ends_is_scored_too() -> None:
+    tools = Workers()
+    episodes = rows(form=Eager, tools=(SUM,), tokens=12)
+    Driver(engine(), tools, 3).run(episodes)
+    assert sorted(tools.ended) == list(range(len(episodes)))
+
+
 def test_a_score_that_fails_is_a_failed_call() -> None:
     class Unscored(Workers):
         def _act(self, number: int, calls: Sequence[ToolCall]) -> list[ToolAnswer]:

@@ -75,6 +75,26 @@ def test_a_lost_workspace_is_made_again(pool: ToolPool, tmp_path: Path) -> None:
     assert row.end().reward == 1.0
 
 
+def test_the_output_of_a_test_may_count(pool: ToolPool) -> None:
+    created = {"folder": "sum", "test": "python3 -c 'import sum; print(sum.add(2, 3))'"}
+    for output, score in (("-1", 1.0), ("5", 0.0)):
+        assert Row(pool, "row 5", **created, test_output=output).end().reward == score
+
+
+@pytest.mark.parametrize("folder", ["..", "/etc", "nothing"])
+def test_a_row_gets_no_other_folder(pool: ToolPool, folder: str) -> None:
+    text = Row(pool, "row 6", folder=folder).run("ls")
+    assert text.startswith(
+        f"Error: bash failed: ValueError: folder: got {folder}: there is no such"
+    )
+
+
+@pytest.mark.parametrize("command", ["x" * 200_000, "a\0b"])
+def test_a_command_that_no_shell_takes(pool: ToolPool, command: str) -> None:
+    text = Row(pool, "row 7", folder="sum").run(command)
+    assert text == "Error: a command has at most 100000 bytes, and no NUL."
+
+
 def test_a_row_without_a_test_has_no_point(pool: ToolPool) -> None:
     assert Row(pool, "row 3", folder="sum").end().reward == 0.0
 
@@ -89,7 +109,10 @@ def test_a_setup_that_fails_is_an_answer(pool: ToolPool) -> None:
 def test_settings_are_checked_at_the_start() -> None:
     for config, why in (
         ({"folders": "/"}, "config: got .*folders.*; any of folder, workspace_mib, readable"),
-        ({"readable": ["/not/here"]}, "config: got /not/here: there is no such folder"),
+        ({"workspace_mib": 0}, "config: got .*>= 1"),
+        ({"folder": ""}, 'config: got "": there is no such path'),
+        ({"readable": ["usr"]}, 'config: got "usr": there is no such path'),
+        ({"readable": ["/not/here"]}, 'config: got "/not/here": there is no such path'),
     ):
         with pytest.raises(ConfigError, match=why):
             ToolPool(agent(**config))

@@ -79,7 +79,7 @@ class Driver:
                             self._end_phase()
                     elif self._running:
                         raise lost_requests(list(self._running))
-                for number in list(self._ending):
+                for number in sorted(self._ending):
                     self._score(number)
             finally:
                 left = (waiting.started for waiting in self._waiting.values())
@@ -120,6 +120,7 @@ class Driver:
         if not calls:
             episode.add_reply(waiting.wanted.reply)
             del self._waiting[number]
+            self._end_if_over(episode, number)
             return
         turn = episode.state.answered + 1
         answers = episode.add_answers(calls, self._tools.wait(waiting.started))

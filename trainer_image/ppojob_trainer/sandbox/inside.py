@@ -32,7 +32,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
 """Number of file rights by Landlock version."""
-_NETWORK_SINCE, SCOPES_SINCE = 4, 6
+TRUNCATION_SINCE, _NETWORK_SINCE, SCOPES_SINCE = 3, 4, 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,6 +71,8 @@ def _become_shell(command: str, folder: str, files: dict[str, str]) -> None:
 
     The sandbox is on already: a link in the workspace leads these files nowhere else.
     """
+    os.dup2(1, 2)
+    os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
     for path, text in files.items():
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -78,7 +80,6 @@ def _become_shell(command: str, folder: str, files: dict[str, str]) -> None:
             os.unlink(path)
         with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(text)
-    os.dup2(1, 2)
     # Without --norc it takes its standard input, about which it may not ask, for a connection.
     os.execv("/bin/bash", ["bash", "--norc", "-c", command])
 

@@ -6,15 +6,17 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppojob_trainer.sandbox import inside
-from ppojob_trainer.sandbox.system_calls import FilterError, Use, filter_program
+from ppojob_trainer.sandbox.system_calls import FilterError, Shell, filter_program
 
 WORKSPACE = "/workspace"
 """Place of a workspace in its own mount namespace."""
+TEMPORARY = "tmp"
+"""Folder in a workspace, which is `/tmp` in that namespace."""
 _OF_SHELLS = (
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/group"),
@@ -81,7 +83,7 @@ def supported_isolation() -> Isolation:
     """Return all isolation that this machine seems to support; test it with a program."""
     readable = existing(("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix))
     try:
-        instructions = filter_program(Use.PROGRAM)
+        instructions = filter_program()
     except FilterError as error:
         return Isolation(0, b"", (), readable, str(error))
     landlock, reason = _landlock()
@@ -102,16 +104,17 @@ def workspace_isolation(supported: Isolation, folder: str, readable: Iterable[st
     if not supported.filter:
         return replace(supported, readable=readable)
     if supported.command:
-        mounts = ("--dev", "/dev", "--proc", "/proc", "--bind", folder, WORKSPACE)
+        mounts = [*("--dev", "/dev", "--proc", "/proc", "--bind", folder, WORKSPACE)]
+        mounts += ["--bind", f"{folder}/{TEMPORARY}", "/tmp"]
         command = _bubblewrap(supported.command[0], readable, mounts)
-        instructions = filter_program(Use.WORKSPACE_IN_NAMESPACES)
-        writable = (WORKSPACE, *_DEVICES)
+        instructions = filter_program(Shell(signals=True, truncation=True))
+        writable = (WORKSPACE, "/tmp", *_DEVICES)
         return Isolation(supported.landlock, instructions, command, readable, writable=writable)
-    has_scopes = supported.landlock >= inside.SCOPES_SINCE
-    use = Use.WORKSPACE_WITH_SIGNALS if has_scopes else Use.WORKSPACE
+    signals = supported.landlock >= inside.SCOPES_SINCE
+    truncation = supported.landlock >= inside.TRUNCATION_SINCE
     return replace(
         supported,
-        filter=filter_program(use),
+        filter=filter_program(Shell(signals, truncation)),
         readable=readable,
         writable=(folder, *existing(_DEVICES)),
     )
@@ -123,7 +126,7 @@ def existing(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _bubblewrap(
-    program: str, readable: tuple[str, ...], mounts: tuple[str, ...] = ()
+    program: str, readable: tuple[str, ...], mounts: Sequence[str] = ()
 ) -> tuple[str, ...]:
     command = [program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--chdir", "/"]
     for path in readable:

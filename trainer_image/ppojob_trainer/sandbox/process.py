@@ -91,6 +91,7 @@ def after_nonce(given: bytes, nonce: str) -> bytes:
 class Usage:
     """What a process and its descendants use."""
 
+    pids: tuple[int, ...]
     threads: int
     memory_bytes: int
 
@@ -215,7 +216,7 @@ def _watch(pid: int, traffic: _Traffic, limits: Limits, exceeded: Callable[[Usag
             traffic.move(min(left, _LOOK_SECONDS))
             if traffic.taken_bytes > limits.output_bytes:
                 return "output"
-            usage = _usage(pid)
+            usage = _usage(pid, limits.threads)
             if usage.threads > limits.threads:
                 return "threads"
             if limit := exceeded(usage):
@@ -230,18 +231,20 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _usage(pid: int) -> Usage:
+def _usage(pid: int, most_threads: int) -> Usage:
     threads = memory = 0
     pids = [pid]
-    while pids:
-        process = Path(f"/proc/{pids.pop()}")
+    for each in pids:  # which grows
+        if threads > most_threads:
+            break
+        process = Path(f"/proc/{each}")
         with contextlib.suppress(OSError):  # it has just ended
             for thread in os.listdir(process / "task"):
                 threads += 1
                 children = (process / "task" / thread / "children").read_bytes()
                 pids += map(int, children.split())
             memory += _memory_bytes((process / "status").read_text())
-    return Usage(threads, memory)
+    return Usage(tuple(pids), threads, memory)
 
 
 def _memory_bytes(status: str) -> int:

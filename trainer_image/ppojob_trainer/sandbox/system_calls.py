@@ -10,11 +10,11 @@ All processes stay in one process group, so that one signal ends them.
 """
 
 import ctypes
-import enum
 import errno
 import functools
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _ALLOWED = """
 read readv pread64 preadv preadv2 write writev pwrite64 pwritev lseek close close_range
@@ -36,28 +36,33 @@ exit exit_group
 """
 
 _OF_WORKSPACES = """
-open openat creat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat
-symlink symlinkat truncate ftruncate fallocate copy_file_range sendfile flock sync syncfs
+creat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat
+symlink symlinkat ftruncate copy_file_range sendfile flock
 getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 execve execveat vfork getpriority
 """
-_OF_OTHER_FILES_TOO = (
-    "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat chown lchown fchown fchownat"
-)
-"""Landlock does not confine them to the workspace."""
-_ATTRIBUTES = "setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr"
-_PROCESS_GROUPS = "setsid setpgid"
+_WITHOUT_EFFECT = """
+chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes utimensat futimesat
+setsid setpgid sync syncfs
+"""
+"""Nothing confines modes, owners and times to the workspace: devices are the machine's, also in
+namespaces. One signal to one process group ends all processes. Nobody waits for the disks."""
+_UNSUPPORTED = "fallocate setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr"
+"""Programs know file systems without them. `fallocate` takes space beyond the limit of a file."""
 _SIGNALS = "tkill tgkill rt_sigqueueinfo"
 
 _OPEN_TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
-_CLONE_NAMESPACES = 0x7E020080
+_CLONE_APART = 0x7E020080 | 0x8000
+"""New namespaces, and CLONE_PARENT, whose processes are no descendants of the shell."""
 _STREAM, _KINDS_OF_SOCKET = 1, 0xF
 _UNIX = 1
 _UNEQUAL, _EQUAL, _MASKED = 1, 4, 7
 """Comparisons of libseccomp: an argument differs from a value, or it or a masked one equals it."""
 
-_Conditions = tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...]
+_Comparisons = tuple[tuple[int, int, int, int], ...]
+_Conditions = tuple[tuple[str, _Comparisons], ...]
+_Rule = tuple[int, str, _Comparisons]
 _OF_A_PROGRAM: _Conditions = (
     # Only to read. Landlock restricts the files; its first versions allow to truncate them.
     ("open", ((1, _MASKED, _OPEN_TO_WRITE, 0),)),
@@ -65,7 +70,7 @@ _OF_A_PROGRAM: _Conditions = (
     # Threads, and no processes.
     ("clone", ((0, _MASKED, _CLONE_THREAD, _CLONE_THREAD),)),
 )
-_OF_A_WORKSPACE: _Conditions = (("clone", ((0, _MASKED, _CLONE_NAMESPACES, 0),)),)
+_OF_A_WORKSPACE: _Conditions = (("clone", ((0, _MASKED, _CLONE_APART, 0),)),)
 _CONDITIONAL: _Conditions = (
     # asyncio wakes itself by a connected pair of sockets, without an address.
     ("socketpair", ((0, _EQUAL, _UNIX, 0), (1, _MASKED, _KINDS_OF_SOCKET, _STREAM))),
@@ -100,20 +105,20 @@ class _Comparison(ctypes.Structure):
     )
 
 
-class Use(enum.Enum):
-    """What a filter is for."""
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What confines the commands of a workspace besides the filter."""
 
-    PROGRAM = enum.auto()
-    WORKSPACE = enum.auto()
-    """Signals, modes and owners could reach beyond the workspace: such calls do nothing."""
-    WORKSPACE_WITH_SIGNALS = enum.auto()
-    """Landlock confines signals."""
-    WORKSPACE_IN_NAMESPACES = enum.auto()
+    signals: bool  # signals reach nothing outside
+    truncation: bool  # no file outside can be truncated
 
 
 @functools.cache
-def filter_program(use: Use = Use.PROGRAM) -> bytes:
-    """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError."""
+def filter_program(shell: Shell | None = None) -> bytes:
+    """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError.
+
+    It is that of workspaces with a `shell`.
+    """
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
@@ -121,7 +126,7 @@ def filter_program(use: Use = Use.PROGRAM) -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_REFUSE | errno.EPERM)))
     try:
-        for action, name, comparisons in _rules(use):
+        for action, name, comparisons in _rules(shell):
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number >= 0:  # not every processor has every call
                 found = [_Comparison(*each) for each in comparisons]
@@ -133,26 +138,33 @@ def filter_program(use: Use = Use.PROGRAM) -> bytes:
         library.seccomp_release(context)
 
 
-def _rules(use: Use) -> Iterator[tuple[int, str, tuple[tuple[int, int, int, int], ...]]]:
-    is_program = use is Use.PROGRAM
-    for name in (_ALLOWED if is_program else _ALLOWED + _OF_WORKSPACES).split():
-        yield _ALLOW, name, ()
-    for name, comparisons in (*(_OF_A_PROGRAM if is_program else _OF_A_WORKSPACE), *_CONDITIONAL):
-        yield _ALLOW, name, comparisons
-    if not is_program:
-        has_namespaces = use is Use.WORKSPACE_IN_NAMESPACES
-        for name in (_OF_OTHER_FILES_TOO + " " + _PROCESS_GROUPS).split():
-            yield _ALLOW if has_namespaces else _PRETEND, name, ()
-        for name in _ATTRIBUTES.split():  # sed and cp know file systems without them
-            yield _REFUSE | errno.ENOTSUP, name, ()
-        if use is not Use.WORKSPACE:
-            for name in _SIGNALS.split():
-                yield _ALLOW, name, ()
-            # `timeout` also sends its signal to its group, which here is that of the shell.
-            yield _ALLOW, "kill", ((0, _UNEQUAL, 0, 0),)
-            yield _ALLOW if has_namespaces else _PRETEND, "kill", ((0, _EQUAL, 0, 0),)
+def _rules(shell: Shell | None) -> Iterator[_Rule]:
+    yield from ((_ALLOW, name, ()) for name in _ALLOWED.split())
+    conditional = (*(_OF_A_WORKSPACE if shell else _OF_A_PROGRAM), *_CONDITIONAL)
+    yield from ((_ALLOW, name, comparisons) for name, comparisons in conditional)
+    if shell is not None:
+        yield from _rules_of_workspaces(shell)
     # The C library then uses clone, whose flags can be checked.
     yield _REFUSE | errno.ENOSYS, "clone3", ()
+
+
+def _rules_of_workspaces(shell: Shell) -> Iterator[_Rule]:
+    yield from ((_ALLOW, name, ()) for name in _OF_WORKSPACES.split())
+    yield from ((_PRETEND, name, ()) for name in _WITHOUT_EFFECT.split())
+    yield from ((_REFUSE | errno.ENOTSUP, name, ()) for name in _UNSUPPORTED.split())
+    if shell.signals:
+        yield from ((_ALLOW, name, ()) for name in _SIGNALS.split())
+        # `timeout` also sends its signal to its group, which here is that of the shell.
+        yield _ALLOW, "kill", ((0, _UNEQUAL, 0, 0),)
+        yield _PRETEND, "kill", ((0, _EQUAL, 0, 0),)
+    if shell.truncation:
+        yield from ((_ALLOW, name, ()) for name in ("open", "openat", "truncate"))
+        return
+    # Without a right of its own, truncation needs that to write.
+    for name, flags in (("open", 1), ("openat", 2)):
+        yield _ALLOW, name, ((flags, _MASKED, os.O_TRUNC, 0),)
+        for access in (os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC):
+            yield _ALLOW, name, ((flags, _MASKED, os.O_ACCMODE | os.O_TRUNC, access),)
 
 
 def _exported(library: ctypes.CDLL, context: ctypes.c_void_p) -> bytes:

@@ -7,6 +7,7 @@ again: another process repeats the calls.
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.results import read_number
 from ppojob_trainer.tools.wire import CallTool, EndRow, EnvironmentCall, ToolCode
@@ -134,7 +136,8 @@ class Environments:
 
         One that has a score is made if it is not here, also if it was never called.
         """
-        scored = {method.kind for method in self._methods.values() if method.kind.scores}
+        kinds = dict.fromkeys(method.kind for method in self._methods.values())
+        scored = [kind for kind in kinds if kind.scores]
         try:
             if not scored:
                 return 0.0
@@ -149,8 +152,7 @@ class Environments:
         """Return a row in the state after its earlier calls."""
         row = self._rows.get(request.row)
         if row is None or row.calls != request.before or row.is_lost:
-            with contextlib.suppress(Exception):  # what is lost may not close
-                self._close(request.row)
+            self._close(request.row)
             row = self._rows[request.row] = _Row(request.row, request.created)
             for earlier in request.before:
                 with contextlib.suppress(BaseException):  # reported when it was first called
@@ -162,7 +164,13 @@ class Environments:
         for environment in row.objects.values() if row else ():
             close = getattr(environment, "close", None)
             if close is not None:
-                self._run(close())
+                try:
+                    self._run(close())
+                except Exception as error:  # the row has its score, and others go on
+                    what = type(environment).__name__
+                    sys.stdout.write(
+                        f"{name}: {what} was not closed: {raised(error, __file__)[0]}\n"
+                    )
 
     def _call(self, row: _Row, call: EnvironmentCall) -> object:
         method = self._methods[call.tool]

@@ -1,27 +1,30 @@
 """Shell of a row: commands in a workspace of files, whose state a last command tests."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from ppojob_api.problem import shown
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.results import encodable
 from ppojob_trainer.sandbox.executor import Runner, Sandbox, SandboxRefused
 from ppojob_trainer.sandbox.levels import Isolation
 from ppojob_trainer.sandbox.process import Limits, Outcome
 from ppojob_trainer.sandbox.workspace import Workspace, isolation_of_workspaces
 from ppojob_trainer.tools.built_in.tool import STOPPED, BuiltIn, parameters
 
+_COMMAND_BYTES: Final = 100_000
+
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`config` of the tool."""
 
     folder: str | None = None  # copied into each workspace, or the parent of rows' folders
-    workspace_mib: int = 256  # limit of its files
+    workspace_mib: Annotated[int, msgspec.Meta(ge=1)] = 256  # limit of its files
     readable: list[str] = []  # more files and folders that commands may read
 
 
@@ -33,6 +36,7 @@ class Bash:
         folder: what is copied into the workspace: a path in `config.folder`.
         setup: a command that is run first.
         test: the command that decides the score: 1 if its exit status is 0, else 0.
+        test_output: what it must also write; None: anything.
         test_files: files that are written before it, which earlier commands cannot see.
     """
 
@@ -47,9 +51,10 @@ class Bash:
         folder: str = "",
         setup: str = "",
         test: str = "",
+        test_output: str | None = None,
         test_files: dict[str, str] | None = None,
     ) -> None:
-        self._test, self._test_files = test, test_files or {}
+        self._test, self._test_output, self._test_files = test, test_output, test_files or {}
         self._workspace = Workspace(
             isolation,
             limits,
@@ -59,8 +64,9 @@ class Bash:
         )
         try:
             if settings.folder is not None:
-                source = Path(settings.folder, folder)
-                shutil.copytree(source, self._workspace.home, symlinks=True, dirs_exist_ok=True)
+                self._workspace.add(_part_of(Path(settings.folder), folder))
+            elif folder:
+                raise ValueError(f"folder: got {folder}: the tool has no config.folder")
             if files or setup:
                 made = self._workspace.run(setup or ":", files)
                 if not made.is_well:
@@ -71,15 +77,32 @@ class Bash:
 
     def bash(self, command: str) -> str:
         """Run a command; return what it writes, and its exit status unless that is 0."""
-        return _text(self._workspace.run(command))
+        if len(command.encode(errors="replace")) > _COMMAND_BYTES or "\0" in command:
+            return f"Error: a command has at most {_COMMAND_BYTES} bytes, and no NUL."
+        return _text(self._workspace.run(encodable(command)))
 
     def score(self) -> float:
         """Run the test of the row."""
-        return float(bool(self._test) and self._workspace.run(self._test, self._test_files).is_well)
+        if not self._test:
+            return 0.0
+        outcome = self._workspace.run(self._test, self._test_files)
+        wanted = self._test_output
+        is_right = (
+            wanted is None or outcome.stdout.decode(errors="replace").strip() == wanted.strip()
+        )
+        return float(outcome.is_well and is_right)
 
     def close(self) -> None:
         """Delete the workspace."""
         self._workspace.close()
+
+
+def _part_of(top: Path, path: str) -> Path:
+    """Return a folder in another one; raises ValueError if it is elsewhere."""
+    found = (top / path).resolve()
+    if not found.is_dir() or not found.is_relative_to(top.resolve()):
+        raise ValueError(f"folder: got {path}: there is no such folder in {top}")
+    return found
 
 
 def _text(outcome: Outcome) -> str:
@@ -96,9 +119,11 @@ def _check(config: Mapping[str, Any]) -> None:
     except msgspec.ValidationError as wrong:
         allowed = f"any of {', '.join(Settings.__struct_fields__)}"
         raise ConfigError(f"config: got {dict(config)}: {wrong}; {allowed}") from None
-    for path in filter(None, (settings.folder, *settings.readable)):
-        if not Path(path).exists():
-            raise ConfigError(f"config: got {path}: there is no such folder; one in the tools pods")
+    given = settings.readable if settings.folder is None else [settings.folder, *settings.readable]
+    for path in given:
+        if not (Path(path).is_absolute() and Path(path).exists()):
+            why = "there is no such path in the tools pods; an absolute path"
+            raise ConfigError(f"config: got {shown(path)}: {why}")
 
 
 def _environment(sandbox: Runner, config: Mapping[str, Json]) -> Callable[..., Bash]:

@@ -14,7 +14,8 @@ STOPPED: Final = {
     "output": "Error: it wrote too much.",
     "threads": "Error: it started too many threads.",
     "memory": "Error: it used too much memory.",
-    "files": "Error: its files are too large.",
+    "descriptors": "Error: it opened too many files.",
+    "files": "Error: its files are too large. Delete some.",
 }
 """The model's message for code that exceeded a limit of the sandbox."""
 
