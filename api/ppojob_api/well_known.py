@@ -31,8 +31,8 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
 
 # Built-in reward functions; a test compares them with the trainer's table, and the lists below too.
 BUILT_IN_SCORERS: Final = (
-    *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge"),
-    *("majority_vote", "math_dapo", "math_reward", "math_verify", "multiply", "search_r1"),
+    *("addition", "code", "countdown", "environment_score", "geometry3k", "gsm8k", "http_score"),
+    *("judge", "majority_vote", "math_dapo", "math_reward", "math_verify", "multiply", "search_r1"),
     "search_r1_format",
 )
 
@@ -46,7 +46,9 @@ SEEN_OF_ROWS: Final = (
 
 # Built-in tools.
 SEARCH_TOOL: Final = "search"
+BASH_TOOL: Final = "bash"
 BUILT_IN_TOOLS: Final = (
+    BASH_TOOL,
     *("calc_geo3k_reward", "calc_gsm8k_reward", "calculator", "image_zoom_in_tool", "python"),
     SEARCH_TOOL,
 )

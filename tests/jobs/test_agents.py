@@ -240,14 +240,18 @@ def test_conversations_go_on_with_newer_weights(
     assert not run_folders.unnamed(lines)
     assert all(0.0 < line["critic/turns_compared"] <= 1.0 for line in lines)
     assert max(line["async/staleness_max"] for line in lines) in range(1, max_staleness + 1)
-    turns = 0
+    turns, scores = 0, set[float]()
     for step in range(1, 7):
         for row in run_folders.rows(calm, step):
+            figures = json.loads(row["figures"])
+            assert figures["environment_score"] or not figures["tool_rewards"]
+            scores.add(figures["environment_score"])
             versions = [s["version"] for s in row["segments"]]
             drawn = [version for version in versions if version is not None]
             assert drawn == sorted(drawn)
             turns += len(set(drawn)) > 1 and None in versions
     assert turns, "no conversation went on with newer weights"
+    assert len(scores) > 2
 
 
 @pytest.fixture(scope="session")

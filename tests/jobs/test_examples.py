@@ -273,6 +273,14 @@ def test_house(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert 0.0 < step["critic/turns_compared"] <= 1.0
 
 
+def test_shell(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
+    first, step = run_short(any_home, tmp_path / "run", "shell", *engine)
+    assert {name for name in first if name.endswith("/mean@1")} >= {
+        f"val-aux/shell/{kind}/reward/mean@1" for kind in ("write", "copy")
+    }
+    assert 0.0 <= step["critic/score/mean"] <= 1.0
+
+
 @pytest.mark.long
 def test_ledger(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     first, step = run_short(any_home, tmp_path / "run", "ledger", *engine)

@@ -31,6 +31,9 @@ class Till:
         """Adds two numbers to the total, sometimes slowly."""
         self.total += a + b
         return add(self.total, 0)
+
+    def score(self):
+        return self.total / 8
 '''
 REWARD = '''
 def talk(data_source, solution_str, ground_truth, extra_info):

@@ -20,6 +20,7 @@ from ppojob_trainer.rewards import unit_tests
 from ppojob_trainer.sandbox.executor import Sandbox
 from ppojob_trainer.sandbox.levels import Isolation, Level, supported_isolation
 from ppojob_trainer.sandbox.process import Limits, Outcome, Program
+from ppojob_trainer.sandbox.workspace import Workspace, isolation_of_workspaces
 
 SECONDS = 1.5
 GRACE_SECONDS = 2.0
@@ -31,6 +32,15 @@ FUNCTION = {"fn_name": "solve", "inputs": ["1"], "outputs": [json.dumps([SECRET]
 FOLLOWED = 8
 SUM = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
 HONEST = "a, b = map(int, input().split())\nprint(a + b)"
+
+ALLOWED_IN_WORKSPACES = {
+    *("fork", "fork by vfork", "run a shell", "become another program", "start another program"),
+    # Its data is limited, not its address space; names of accounts may be read; signals reach its
+    # own processes.
+    *("lift a limit", "read the accounts", "signal everybody"),
+    # Such calls do nothing.
+    *("change the mode of a file", "change the owner of a file", "change the time of a file"),
+}
 
 _TRYING = """
 import ctypes, os, socket
@@ -185,6 +195,31 @@ def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[s
     return told
 
 
+def achieved_in_a_workspace(sandbox: Sandbox, around: Surroundings) -> dict[str, str]:
+    """What escapes, ways to the network and bombs achieved as files that a command runs."""
+    found = {}
+    isolation = isolation_of_workspaces(sandbox)
+    workspace = Workspace(isolation, LIMITS, "hostile", most_bytes=8 << 20)
+    honest = Workspace(isolation, Limits(seconds=60.0), "honest", most_bytes=8 << 20)
+    for hostile in read_table():
+        if hostile.kind not in ("escape", "network", "bomb"):
+            continue
+        _, _, code = hostile.response(around.place).partition("```python\n")
+        before, start = around.state, time.monotonic()
+        made = workspace.run("python3 program.py", {"program.py": code.rpartition("\n```")[0]})
+        if b"ESCAPED" in made.stdout and hostile.name not in ALLOWED_IN_WORKSPACES:
+            found[hostile.id] = "it got out"
+        if around.state != before:
+            found[hostile.id] = f"it changed {before} to {around.state}"
+        if (seconds := time.monotonic() - start) > LIMITS.seconds + GRACE_SECONDS:
+            found[hostile.id] = f"it took {seconds:.1f} s"
+        if hostile.kind == "bomb" and honest.run("echo well").stdout != b"well\n":
+            found[hostile.id] = "the command after it failed"
+    for opened in (workspace, honest):
+        opened.close()
+    return found
+
+
 def open_sandbox(level: Level | None) -> Watched:
     """With the isolation of a level alone, which must hold here; or of the highest that is here."""
     isolation = supported_isolation()
@@ -201,6 +236,8 @@ def main(level: str = "") -> int:
     table = read_table()
     with surroundings() as around:
         found = {one.id: told for one in table if (told := problems(one, sandbox, around))}
+        in_workspaces = achieved_in_a_workspace(sandbox, around)
+    found |= {f"workspace: {name}": [told] for name, told in in_workspaces.items()}
     told = {"tried": len(table), "user": os.getuid(), "level": sandbox.description}
     json.dump({**told, "problems": found}, sys.stdout)
     return 1 if found else 0

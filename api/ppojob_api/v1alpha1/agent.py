@@ -16,6 +16,7 @@ from ppojob_api.v1alpha1.section import (
     Tokens,
     Url,
 )
+from ppojob_api.well_known import BASH_TOOL
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 ToolFormat = Literal[
@@ -247,12 +248,14 @@ class AgentSpec(Section):
 
     @property
     def environments(self) -> dict[str, str]:
-        """The environment of each tool that has one: a class, or an MCP server with sessions."""
+        """The environment of each tool that has one: `bash`, a class, or a server with sessions."""
         with_session = {one.name for one in self.mcp_servers if one.session == "row"}
         found = {}
         for tool in self.tools:
             source = tool.source or ToolSource()
-            if source.mcp_server in with_session:
+            if tool.source is None and tool.name == BASH_TOOL:
+                found[tool.name] = tool.name
+            elif source.mcp_server in with_session:
                 found[tool.name] = source.mcp_server
             elif source.function and "." in source.function:
                 found[tool.name] = source.function.partition(".")[0]

@@ -131,6 +131,16 @@ class Silent(Form):
         return Turn()
 
 
+SUM = ToolSpec.model_validate(
+    {
+        "name": "sum",
+        "description": "d",
+        "parameters": {"type": "object"},
+        "source": {"path": "/sums.py", "function": "Sums.sum"},
+    }
+)
+
+
 @dataclass
 class Workers:
     """Tools that take their time, each call its own.
@@ -149,7 +159,7 @@ class Workers:
     asked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     given_up: int = 0
     acted: dict[int, list[ToolCall]] = field(default_factory=dict)
-    closed: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random, self._lock = random.Random(self.seed), threading.Lock()
@@ -174,9 +184,11 @@ class Workers:
     def cancel(self, begun: Future[list[ToolAnswer]]) -> None:
         self.given_up += 1
 
-    def close_environment(self, number: int, _: int) -> Future[list[ToolAnswer]]:
-        self.closed.append(number)
-        return POOL.submit(list)
+    def end_row(self, number: int, _: int, before: Sequence[ToolCall]) -> Future[list[ToolAnswer]]:
+        """Rows that called have a score."""
+        self.ended.append(number)
+        failure = "raised" if number in self.refused else ""
+        return POOL.submit(lambda: [ToolAnswer("", len(before), failure)] if before else [])
 
     def _act(self, number: int, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
         with self._lock:
@@ -393,22 +405,50 @@ def test_rows_go_on_in_later_phases_as_if_in_one(form, user, begins, delay: floa
 
 
 @pytest.mark.parametrize("steps", [3, TOKENS])
-def test_an_environment_has_the_calls_of_its_row_and_is_closed_with_it(steps: int) -> None:
-    """`Workers` compares the earlier calls at each turn."""
-    method = {"name": "sum", "description": "d", "parameters": {"type": "object"}}
-    method["source"] = {"path": "/sums.py", "function": "Sums.sum"}
-    tool = ToolSpec.model_validate(method)
-    episodes, tools = rows(tools=(tool,), temperature=0.0), Workers()
+def test_an_environment_has_the_calls_of_its_row_and_ends_with_it(steps: int) -> None:
+    """`Workers` compares the earlier calls at each turn, and scores a row by their number."""
+    episodes = rows(tools=(SUM,), temperature=0.0, tool_rewards="add")
+    tools = Workers()
     while under_way := [one for one in episodes if not one.state.is_over]:
         # Workers know rows by their numbers, which would be others in a later phase.
         tools.acted = {n: list(one.state.acted) for n, one in enumerate(under_way)}
         Driver(engine(), tools, 3, is_enough=lambda now, _: now == steps).run(under_way)
     acted = [one.state.acted for one in episodes]
-    assert sum(map(bool, acted)) == len(tools.closed) > 2
+    assert len(tools.ended) == len(episodes)
+    assert sum(map(bool, acted)) > 2
     assert max(map(len, acted)) > 2
+    for one, calls in zip(episodes, acted, strict=True):
+        assert one.figures.environment_score == (len(calls) or None)
+        given = sum(segment.reward for segment in one.trajectory.segments)
+        assert given == sum(one.figures.tool_rewards) + len(calls)
+        assert not any(s.reward for s in one.trajectory.segments if not s.is_trained)
     plain = rows(temperature=0.0)
     Driver(engine(), Workers(), 3).run(plain)
     assert not any(one.state.acted for one in plain)
+
+
+def test_a_row_that_its_last_reply_ends_is_scored_too() -> None:
+    tools = Workers()
+    episodes = rows(form=Eager, tools=(SUM,), tokens=12)
+    Driver(engine(), tools, 3).run(episodes)
+    assert sorted(tools.ended) == list(range(len(episodes)))
+
+
+def test_a_score_that_fails_is_a_failed_call() -> None:
+    class Unscored(Workers):
+        def _act(self, number: int, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
+            return [ToolAnswer("4")] * len(calls)
+
+    refused = Unscored(refused=frozenset(range(99)))
+    episodes = rows(tools=(SUM,), temperature=0.0)
+    Driver(engine(), refused, 3).run(episodes)
+    assert all(
+        (one.figures.environment_score is None) == (one.figures.tool_failures == 0)
+        for one in episodes
+    )
+    assert {one.figures.tool_failures for one in episodes} == {0, 1}
+    with pytest.raises(ToolFailed, match=r"the score of its environment failed \(raised\)"):
+        Driver(engine(), refused, 3, fails=True).run(rows(tools=(SUM,), temperature=0.0))
 
 
 def test_texts_end_a_turn_that_two_phases_draw() -> None:

@@ -13,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall, reached_environment
 from ppojob_trainer.tools.describe import read_tools
 from ppojob_trainer.tools.pool import ToolPool
@@ -63,6 +64,12 @@ class Shop:
 
     def close(self):
         self._write("closed with " + " ".join(self.basket))
+
+class Scored(Shop):
+    async def score(self):
+        if "nothing" in self.basket:
+            os._exit(4)
+        return -sum(self.prices[item] for item in self.basket)
 '''
 REPOSITORY = Path(__file__).parents[3]
 METHODS = ("add", "pay", "where", "wait", "end")
@@ -76,7 +83,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def agent(file: str, *methods: str) -> AgentSpec:
+def agent(file: str, *methods: str, kind: str = "Shop") -> AgentSpec:
     schema = {"type": "object", "properties": {"item": {"type": "string"}}}
     return AgentSpec.model_validate(
         {
@@ -85,7 +92,7 @@ def agent(file: str, *methods: str) -> AgentSpec:
                     "name": method,
                     "description": "d",
                     "parameters": schema if method == "add" else {"type": "object"},
-                    "source": {"path": file, "function": f"Shop.{method}"},
+                    "source": {"path": file, "function": f"{kind}.{method}"},
                     "timeLimitSeconds": 2,
                 }
                 for method in methods
@@ -100,7 +107,7 @@ class Row:
     def __init__(self, pool: ToolPool, name: str, log: Path, **created: Any) -> None:
         self.pool, self.name, self.log = pool, name, log
         given = {"prices": PRICES, "log": str(log)} | created
-        self.created = msgspec.json.encode({"Shop": given, "Other": {}})
+        self.created = msgspec.json.encode({"Shop": given, "Scored": given, "Other": {}})
         self.before: list[ToolCall] = []
 
     def call(self, *calls: tuple[str, str]) -> list[ToolAnswer]:
@@ -114,6 +121,9 @@ class Row:
 
     def texts(self, *calls: tuple[str, str]) -> list[str]:
         return [answer.text for answer in self.call(*calls)]
+
+    def end(self) -> list[ToolAnswer]:
+        return self.pool.end_row(self.name, self.created, self.before).result()
 
     def told(self) -> list[str]:
         """What its environments have written."""
@@ -139,10 +149,10 @@ def test_tools_share_the_environment_of_their_row(pool: ToolPool, tmp_path: Path
     assert other.texts(add("pear"), PAY) == ["pear", "3"]
     assert one.texts(PAY, add("plum")) == ["5", "plum pear plum"]
     assert one.told() == ["opened"]
-    pool.close_environment("a").result()
+    assert one.end() == []
     assert one.told() == ["opened", "closed with plum pear plum"]
     assert other.texts(PAY) == ["3"]
-    pool.close_environment("never opened").result()
+    assert Row(pool, "never opened", tmp_path / "c").end() == []
 
 
 @pytest.mark.parametrize(("lost_by", "failure"), [("end", "died"), ("wait", "timeout")])
@@ -170,6 +180,30 @@ def test_a_row_that_is_generated_again_gets_a_new_environment(
 def test_an_environment_that_cannot_be_made_is_an_answer(pool: ToolPool, tmp_path: Path) -> None:
     row = Row(pool, "a", tmp_path / "log", prices={})
     assert row.texts(PAY, PAY) == ["Error: pay failed: ValueError: no prices"] * 2
+
+
+def test_a_row_that_has_ended_gets_the_score_of_its_environment(file: str, tmp_path: Path) -> None:
+    """Also if it is lost, was never called, or fails."""
+    with ToolPool(agent(file, "add", "wait", kind="Scored"), processes=2) as pool:
+        rows = {name: Row(pool, name, tmp_path / name) for name in ("here", "lost", "fresh", "bad")}
+        rows["here"].call(add("plum"), add("pear"))
+        rows["lost"].call(add("pear"), ("wait", "{}"))
+        rows["bad"].call(add("nothing"), add("plum"))
+        found = {name: row.end() for name, row in rows.items()}
+    scores = {name: [(one.reward, one.failure) for one in ended] for name, ended in found.items()}
+    assert scores["here"] == [(-5, "")]
+    assert scores["lost"] == [(-3, "")]
+    assert scores["fresh"] == [(0, "")]
+    assert scores["bad"] == [(0, "died")]
+    assert rows["here"].told()[-1] == "closed with plum pear"
+
+
+def test_what_is_called_at_the_end_is_no_tool(file: str) -> None:
+    names = [tool.name for tool in read_tools(file, "Scored")]
+    assert "add" in names
+    assert not {"score", "close"} & set(names)
+    with pytest.raises(ConfigError, match=r"Scored\.score: it is called when the row has ended"):
+        ToolPool(agent(file, "score", kind="Scored"))
 
 
 def test_more_rows_than_processes(pool: ToolPool, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_calls_of_a_row_share_a_session(serve: Serve, place: str) -> None:
         assert '"Ulm": 2' in row_asks(pool, "one", one, *ulm)
         # A server over HTTP is one for all rows; a command is one for each.
         assert f'"Ulm": {3 if place == "url" else 1}' in row_asks(pool, "other", other, *ulm)
-        pool.close_environment("one").result()
+        pool.end_row("one", b"{}", []).result()
         assert '"Ulm":' in row_asks(pool, "other", other, *ulm)
 
 
@@ -121,7 +121,7 @@ def test_a_session_whose_server_has_ended_begins_again(tmp_path: Path) -> None:
         ended = row_asks(pool, "one", before, "ends", f'{{"unless": "{tmp_path / "ended"}"}}')
         assert ended.startswith("Error: ends failed: McpFailed: ")
         assert '"Ulm": 2' in row_asks(pool, "one", before, *ulm)
-        pool.close_environment("one").result()
+        pool.end_row("one", b"{}", []).result()
 
 
 def test_the_key_is_sent_and_never_told(serve: Serve, monkeypatch) -> None:

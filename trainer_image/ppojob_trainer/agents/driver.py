@@ -18,6 +18,7 @@ from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.rollout.protocol import Request, RolloutEngine, generation_phase, lost_requests
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
 
 
 class ToolFailed(PPOJobError):  # noqa: N818  the name in messages
@@ -52,8 +53,8 @@ class Driver:
     """Numbers of rows by the id of their request."""
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     """By number of the row."""
-    _closing: list[Any] = field(default_factory=list)
-    """Started calls that close environments."""
+    _ending: dict[int, Any] = field(default_factory=dict)
+    """Started calls that score and close the environments of rows, by number of the row."""
 
     def run(self, episodes: Sequence[Episode]) -> None:
         """Run unfinished rows of distinct names to their ends: one generation phase.
@@ -78,11 +79,11 @@ class Driver:
                             self._end_phase()
                     elif self._running:
                         raise lost_requests(list(self._running))
-                while self._closing:
-                    self._tools.wait(self._closing.pop())
+                for number in sorted(self._ending):
+                    self._score(number)
             finally:
                 left = (waiting.started for waiting in self._waiting.values())
-                for started in (*left, *self._closing):  # only after an error
+                for started in (*left, *self._ending.values()):  # only after an error
                     if started is not None:
                         self._tools.cancel(started)
 
@@ -119,18 +120,27 @@ class Driver:
         if not calls:
             episode.add_reply(waiting.wanted.reply)
             del self._waiting[number]
+            self._end_if_over(episode, number)
             return
         turn = episode.state.answered + 1
         answers = episode.add_answers(calls, self._tools.wait(waiting.started))
         for call, answer in zip(calls, answers, strict=True):
-            if self.fails and answer.failure:
-                raise ToolFailed(
-                    f"spec.agent.toolFailure: got fail: turn {turn} of "
-                    f"{episode.place}: a call of {shown(call.name)} failed ({answer.failure}): "
-                    f"{answer.text}"
-                )
+            self._check(answer, f"turn {turn} of {episode.place}: a call of {shown(call.name)}")
         del self._waiting[number]
-        self._close_if_over(episode, number)
+        self._end_if_over(episode, number)
+
+    def _score(self, number: int) -> None:
+        """Give a row that has ended the score of its environments, if they have one."""
+        episode = self._episodes[number]
+        for answer in self._tools.wait(self._ending.pop(number)):
+            self._check(answer, f"{episode.place}: the score of its environment")
+            episode.add_score(answer)
+
+    def _check(self, answer: ToolAnswer, what: str) -> None:
+        if self.fails and answer.failure:
+            raise ToolFailed(
+                f"spec.agent.toolFailure: got fail: {what} failed ({answer.failure}): {answer.text}"
+            )
 
     def _step(self) -> None:
         """Run one engine step, and start the calls of turns that ended."""
@@ -143,12 +153,13 @@ class Driver:
             wanted = episode.add_response(response)
             if episode.state.is_waiting:
                 self._wait(number, wanted)
-            self._close_if_over(episode, number)
+            self._end_if_over(episode, number)
 
-    def _close_if_over(self, episode: Episode, number: int) -> None:
-        """Close the environment of a row that has ended, while others go on."""
-        if episode.state.is_over and episode.state.acted:
-            self._closing.append(self._tools.close_environment(number, episode.state.answered))
+    def _end_if_over(self, episode: Episode, number: int) -> None:
+        """Have the environments of a row that has ended scored and closed, while others go on."""
+        state = episode.state
+        if state.is_over and episode.agent.environments:
+            self._ending[number] = self._tools.end_row(number, state.answered, state.acted)
 
     def _wait(self, number: int, wanted: Turn) -> None:
         """Let a row wait for its answers; starts its calls."""

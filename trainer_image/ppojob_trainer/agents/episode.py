@@ -223,6 +223,16 @@ class Episode:
             if call.name in methods and reached_environment(answer):
                 yield call
 
+    def add_score(self, answer: ToolAnswer) -> None:
+        """Store the score of the environments, the reward of the answer, of a row that is over."""
+        self.state.score = _without_words(answer)
+        if self.agent.tool_rewards == "add":
+            segments = self.state.segments
+            last = max((n for n, one in enumerate(segments) if one.is_trained), default=None)
+            if last is not None:
+                reward = segments[last].reward + answer.reward
+                segments[last] = replace(segments[last], reward=reward)
+
     def _add_user_answer(self, answer: ToolAnswer) -> ToolAnswer:
         """Store the user simulator's answer; its last message is not part of the row."""
         messages = _messages(answer.context) if answer.context else []
@@ -316,13 +326,16 @@ class Episode:
     def figures(self) -> RowFigures:
         """Return the figures of the row."""
         state = self.state
+        scores = [state.score] if state.score else []
+        answers = (*state.answers, *state.of_user, *scores)
         return RowFigures(
             num_turns=state.turns + self._replies + 1,
             tool_calls=len(state.answers),
-            tool_failures=sum(bool(one.failure) for one in (*state.answers, *state.of_user)),
+            tool_failures=sum(bool(one.failure) for one in answers),
             tool_rewards=[answer.reward for answer in state.answers],
             given_tokens=sum(len(s.tokens) for s in state.segments if not s.is_trained),
             turn_scores=[answer.reward for answer in state.of_user] if self.user else None,
+            environment_score=state.score.reward if state.score else None,
             # A prompt that a program did not use counts as none.
             contexts=state.contexts - any(one.begins_context for one in state.segments[:1]),
         )

@@ -73,13 +73,15 @@ class RemoteTools:
             places += mine
         return self.caller.start(requests), places
 
-    def close_environment(self, number: int, turn: int) -> Started | None:
+    def end_row(self, number: int, turn: int, before: Sequence[ToolCall]) -> Started | None:
         """Say that a row has ended, which had `turn` answers; to be waited for as for calls."""
         if not self.world.leads_engine:
             return None
         batch, row = self.rows[number]
-        act = Act(batch, row, turn, [])
-        return self.caller.start([self._call("close", self.tools[row % len(self.tools)], act)]), ()
+        created = self._created(self.prompts[number])
+        act = Act(batch, row, turn, [], before=list(before), created=created)
+        pending = self.caller.start([self._call("end", self.tools[row % len(self.tools)], act)])
+        return pending, range(1)
 
     def _call(self, label: str, peer: Peer, act: Act) -> Call[Acted]:
         # No attempt: any attempt of the role may answer, as its loss costs no step.
@@ -92,7 +94,8 @@ class RemoteTools:
         if started is not None:
             pending, places = started
             found = [one for acted in self.caller.wait(pending) for one in acted.answers]
-            by_place = dict(zip(places, found, strict=True))
+            # The end of a row may have no answer.
+            by_place = dict(zip(places, found, strict=False))
             answers = [by_place[place] for place in range(len(found))]
         return broadcast_in_engine(self.world, answers)
 
@@ -111,7 +114,11 @@ class RemoteTools:
         if call.to_user:
             return call
         if call.name in self.environments:
-            names = sorted(set(self.environments.values()))
-            created = {name: msgspec.Raw(prompt.created.get(name, b"{}")) for name in names}
-            return msgspec.structs.replace(call, created=msgspec.json.encode(created))
+            return msgspec.structs.replace(call, created=self._created(prompt))
         return msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))
+
+    def _created(self, prompt: PromptTokens) -> bytes:
+        """Return the row's constructor arguments of all environments."""
+        names = sorted(set(self.environments.values()))
+        created = {name: msgspec.Raw(prompt.created.get(name, b"{}")) for name in names}
+        return msgspec.json.encode(created)

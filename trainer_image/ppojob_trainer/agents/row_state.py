@@ -30,6 +30,7 @@ class RowState:
     shown: list[LaterPicture] = field(default_factory=list)
     # Calls that its environment has answered, in order.
     acted: list[ToolCall] = field(default_factory=list)
+    score: ToolAnswer | None = None  # of its environments at its end, as a reward
 
     @property
     def is_over(self) -> bool:

@@ -9,6 +9,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards import (
     addition,
     countdown,
+    environment,
     geometry3k,
     gsm8k,
     judge,
@@ -122,6 +123,12 @@ SCORERS: dict[str, Scorer] = {
         "the answer, and whether most responses to the prompt have it",
         prepare=math_verify.load,
         takes_group=True,
+    ),
+    "environment_score": Scorer(
+        environment.environment_score,
+        judge.no_truth_needed,
+        "nothing: the state in which it has left its environment",
+        takes_row=True,
     ),
     "judge": Scorer(
         judge.judge,

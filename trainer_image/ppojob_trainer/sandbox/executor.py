@@ -5,36 +5,60 @@ import math
 import secrets
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from ppojob_trainer.sandbox.fusion import ANSWER_SECONDS, FusionSandbox
 from ppojob_trainer.sandbox.levels import Isolation, Level, supported_isolation
-from ppojob_trainer.sandbox.process import Limits, Outcome, Program, after_nonce, run_process
+from ppojob_trainer.sandbox.process import Limits, Outcome, Program, Usage, after_nonce, run_process
 
 _OPEN_FILES = 64
 _PASSING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 """Temporary errors of starting a process."""
 _WAIT_SECONDS = 0.5
-_TRIAL = """
+_REACHES_NOTHING = "it reaches nothing"
+
+
+def trial(attempts: Mapping[str, str]) -> str:
+    """Return a program that tests the isolation: it prints which attempts succeed.
+
+    They are expressions by what they would reach.
+    """
+    return f"""
 import _socket, os
 reached = []
-def attempt(name, act):
+for name, attempt in {dict(attempts)!r}.items():
     try:
-        act()
+        eval(attempt)
     except OSError:
-        return
+        continue
     reached.append(name)
-attempt("the network", _socket.socket)
-attempt("processes", os.fork)
-attempt("files", lambda: os.listdir("/etc"))
-attempt("signals", lambda: os.kill(os.getppid(), 0))
 print("it reaches", ", ".join(reached) or "nothing")
 """
-"""Run once at the levels above `NONE`, to test the isolation."""
+
+
+def trial_problem(outcome: Outcome) -> str | None:
+    """Return what a trial reached, or why it did not run; None if all is well."""
+    text = (outcome.stdout + outcome.errors).decode(errors="replace").strip()
+    if outcome.is_well and text == _REACHES_NOTHING:
+        return None
+    return text.splitlines()[-1] if text else "the interpreter does not start"
+
+
+_TRIAL = trial(
+    {
+        "the network": "_socket.socket()",
+        "processes": "os.fork()",
+        "files": "os.listdir('/etc')",
+        "signals": "os.kill(os.getppid(), 0)",
+    }
+)
+"""Run once at the levels above `NONE`."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -57,8 +81,9 @@ class Sandbox:
     level is below ``least``.
 
     Attributes:
-        level: the highest level that passed the test.
-        description: the level, and why it is not higher.
+        isolation: what passed the test.
+        level: its level.
+        description: its level, and why it is not higher.
     """
 
     def __init__(
@@ -69,19 +94,14 @@ class Sandbox:
         isolation: Isolation | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self._isolation = _tested(isolation or supported_isolation())
-        self.level = self._isolation.level
-        limitation = f" ({self._isolation.limitation})" if self._isolation.limitation else ""
-        self.description = f"sandbox level {self.level.name.lower()}{limitation}"
-        if self.level < least:
-            raise SandboxRefused(
-                f"{self.description}: code of responses is not run below "
-                f"{least.name.lower()}; another machine, or a lower spec.sandbox.level"
-            )
+        self.least = least
+        self.isolation = tested(isolation or supported_isolation(), _trial_problem, least)
+        self.level = self.isolation.level
+        self.description = self.isolation.description
 
     def run(self, program: Program) -> Outcome:
         """Run a program until it ends or exceeds a limit; then all its processes are killed."""
-        return _run(self._isolation, self.limits, program)
+        return _run(self.isolation, self.limits, program)
 
 
 Runner = Sandbox | FusionSandbox
@@ -106,42 +126,69 @@ def open_sandbox(spec: Settings) -> Runner:
     return opened
 
 
-def _tested(isolation: Isolation) -> Isolation:
-    """Return the isolation that passes the test, with bubblewrap if possible."""
-    while isolation.level > Level.NONE:
-        outcome = _run(isolation, Limits(), Program(_TRIAL))
-        text = (outcome.stdout + outcome.errors).decode(errors="replace").strip()
-        if outcome.is_well and text == "it reaches nothing":
-            return isolation
-        reason = text.splitlines()[-1] if text else "the interpreter does not start"
+def tested(
+    isolation: Isolation, problem: Callable[[Isolation], str | None], least: Level
+) -> Isolation:
+    """Return the isolation without the means that have a problem.
+
+    Raises SandboxRefused if its level is then below `least`.
+    """
+    while isolation.level > Level.NONE and (reason := problem(isolation)) is not None:
         if isolation.level == Level.NAMESPACES:
             isolation = isolation.without_namespaces(reason)
         else:
             isolation = isolation.without_any(reason)
+    if isolation.level < least:
+        raise SandboxRefused(
+            f"{isolation.description}: code of responses is not run below "
+            f"{least.name.lower()}; another machine, or a lower spec.sandbox.level"
+        )
     return isolation
+
+
+def _trial_problem(isolation: Isolation) -> str | None:
+    return trial_problem(_run(isolation, Limits(), Program(_TRIAL)))
 
 
 def _run(isolation: Isolation, limits: Limits, program: Program) -> Outcome:
     nonce = secrets.token_hex(16)
-    message = program.message(nonce) | {
-        "modules": [path for path in sys.path if _is_installed(Path(path))],
+    modules = [path for path in sys.path if _is_installed(Path(path))]
+    message = program.message(nonce) | {"modules": modules}
+    stdin = program.stdin.encode(errors="surrogatepass")
+    outcome = run_isolated(isolation, limits, message, stdin)
+    return replace(outcome, answer=after_nonce(outcome.answer, nonce))
+
+
+def run_isolated(
+    isolation: Isolation,
+    limits: Limits,
+    message: Mapping[str, object],
+    stdin: bytes = b"",
+    variables: Mapping[str, str] = MappingProxyType({}),
+    exceeded: Callable[[Usage], str] = lambda _: "",
+) -> Outcome:
+    """Run what a message says, with an isolation; see `run_process`."""
+    message = {
+        "shell": None,
+        "file_bytes": 0,
+        "open_files": _OPEN_FILES,
         "memory_bytes": limits.memory_bytes,
         "cpu_seconds": math.ceil(limits.seconds),
-        "open_files": _OPEN_FILES,
         "landlock": isolation.landlock,
         "filter": isolation.filter,
         "readable": isolation.readable,
+        "writable": isolation.writable,
+        **message,
     }
-    stdin = program.stdin.encode(errors="surrogatepass")
     body = repr(message).encode(errors="surrogatepass")
+    run = partial(run_process, isolation.command, body, stdin, limits, variables, exceeded)
     try:
-        outcome = run_process(isolation.command, body, stdin, limits)
+        return run()
     except OSError as error:
         if error.errno not in _PASSING:
             raise
         time.sleep(_WAIT_SECONDS)
-        outcome = run_process(isolation.command, body, stdin, limits)
-    return replace(outcome, answer=after_nonce(outcome.answer, nonce))
+        return run()
 
 
 def _is_installed(path: Path) -> bool:

@@ -79,12 +79,14 @@ class FusionSandbox:
             error = f"{fields.get('status')}: {fields.get('message')}"[:200]
             raise CallFailed(f"{self._url} ran nothing: {error}")
         code, printed = result.get("return_code"), str(result.get("stdout") or "")
+        status = code if isinstance(code, int) else -1
+        if result.get("status") != "Finished":
+            status = status or -1
         last = (printed.splitlines() or [""])[-1].encode(errors="surrogatepass")
         return Outcome(
             stdout=printed.encode(errors="surrogatepass"),
             answer=after_nonce(last, nonce),
             errors=str(result.get("stderr") or "").encode(errors="surrogatepass"),
-            is_well=result.get("status") == "Finished" and code == 0,
-            is_python=code != NOT_PYTHON,
+            status=status,
             stopped="time" if result.get("status") == "TimeLimitExceeded" else "",
         )

@@ -1,5 +1,6 @@
 """Entry of a sandboxed process: it confines itself irrevocably, then runs the program.
 
+The program is Python code in this process, or a shell command in a workspace.
 `ppojob_trainer.sandbox.process` passes the text of this file to a new interpreter, and a message on
 a pipe. The program is compiled and run only after `_confine`, which it cannot undo. The message has
 no expected value, so the memory of this process reveals only the program's own input, and a nonce
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 NOT_PYTHON = 3
 """Exit status for code that does not compile."""
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _SECCOMP_MODE_FILTER = 2
 _SIGKILL = 9
 _CAPABILITY_VERSION_3 = 0x20080522
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_RULE_PATH_BENEATH = 1
-_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_MAKE_DEVICES = 1 << 6 | 1 << 11
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
 """Number of file rights by Landlock version."""
-_NETWORK_SINCE, _SCOPES_SINCE = 4, 6
+TRUNCATION_SINCE, _NETWORK_SINCE, SCOPES_SINCE = 3, 4, 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,6 +42,8 @@ def _main(message_fd: int, answer_fd: int) -> None:
         message = eval(pipe.read(), {"__builtins__": {}})  # a literal, written by our own parent
     os.set_inheritable(answer_fd, False)
     _confine(message)
+    if message["shell"]:
+        _become_shell(**message["shell"])
     sys.path[:] = message["modules"]
     sys.argv[:] = [""]
     module = ModuleType("solution" if message["function"] else "__main__")
@@ -60,6 +64,24 @@ def _main(message_fd: int, answer_fd: int) -> None:
         exec(code, module.__dict__)
     except SystemExit:  # as for verl, such a program has ended well
         return
+
+
+def _become_shell(command: str, folder: str, files: dict[str, str]) -> None:
+    """Write files into the folder, then replace this process by a shell that runs the command.
+
+    The sandbox is on already: a link in the workspace leads these files nowhere else.
+    """
+    os.dup2(1, 2)
+    os.makedirs(folder, exist_ok=True)
+    os.chdir(folder)
+    for path, text in files.items():
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if os.path.lexists(path):
+            os.unlink(path)
+        with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+    # Without --norc it takes its standard input, about which it may not ask, for a connection.
+    os.execv("/bin/bash", ["bash", "--norc", "-c", command])
 
 
 def _arguments(message: dict[str, Any]) -> list[Any]:
@@ -84,10 +106,12 @@ def _answer(value: object, nonce: str, answer_fd: int) -> None:
 def _confine(message: dict[str, Any]) -> None:
     _control(_PR_SET_PDEATHSIG, _SIGKILL)
     _control(_PR_SET_NO_NEW_PRIVS, 1)
+    if message["shell"]:
+        _control(_PR_SET_CHILD_SUBREAPER, 1)  # so that all its processes can be counted
     _limit(message)
     _drop_capabilities()
     if message["landlock"]:
-        _hide_files(message["landlock"], message["readable"])
+        _hide_files(message["landlock"], message["readable"], message["writable"])
     if message["filter"]:
         _filter_system_calls(message["filter"])
 
@@ -95,9 +119,10 @@ def _confine(message: dict[str, Any]) -> None:
 def _limit(message: dict[str, Any]) -> None:
     seconds = message["cpu_seconds"]
     limits = {
-        resource.RLIMIT_AS: message["memory_bytes"],
+        # Runtimes such as Node's reserve much more address space than they use.
+        resource.RLIMIT_DATA if message["shell"] else resource.RLIMIT_AS: message["memory_bytes"],
         resource.RLIMIT_NOFILE: message["open_files"],
-        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_FSIZE: message["file_bytes"],
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -115,19 +140,23 @@ def _drop_capabilities() -> None:
     _checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))
 
 
-def _hide_files(version: int, readable: tuple[str, ...]) -> None:
-    """Landlock: allow only reading, and only in a few folders.
+def _hide_files(version: int, readable: tuple[str, ...], writable: tuple[str, ...]) -> None:
+    """Landlock: allow only reading, and only in a few folders, and all in the `writable` ones.
 
+    Of both, paths may be files.
     If the kernel supports it, ports and signals to other processes are also blocked.
     """
     rights = (1 << max(n for since, n in _FILE_RIGHTS.items() if since <= version)) - 1
     ports = 0b11 if version >= _NETWORK_SINCE else 0
-    scopes = 0b11 if version >= _SCOPES_SINCE else 0
+    scopes = 0b11 if version >= SCOPES_SINCE else 0
     ruleset = (ctypes.c_uint64 * 3)(rights, ports, scopes)
     rules = _call(_LANDLOCK_CREATE, ruleset, ctypes.c_size_t(ctypes.sizeof(ruleset)), 0)
-    for path in readable:
+    of_files = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+    for path in readable + writable:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = _EXECUTE | _READ_FILE | _READ_DIR
+        allowed = rights & ~_MAKE_DEVICES if path in writable else _EXECUTE | _READ_FILE | _READ_DIR
+        if not os.path.isdir(path):
+            allowed &= of_files
         beneath = allowed.to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder)
         _call(_LANDLOCK_ADD, rules, _LANDLOCK_RULE_PATH_BENEATH, beneath, 0)
         os.close(folder)

@@ -6,11 +6,22 @@ import errno
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppojob_trainer.sandbox.system_calls import FilterError, filter_program
+from ppojob_trainer.sandbox import inside
+from ppojob_trainer.sandbox.system_calls import FilterError, Shell, filter_program
 
+WORKSPACE = "/workspace"
+"""Place of a workspace in its own mount namespace."""
+TEMPORARY = "tmp"
+"""Folder in a workspace, which is `/tmp` in that namespace."""
+_OF_SHELLS = (
+    *("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf"),
+    *("/etc/passwd", "/etc/group"),
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LANDLOCK_CREATE = 444
 _LANDLOCK_VERSION = 1
 _NO_LANDLOCK = {
@@ -44,6 +55,7 @@ class Isolation:
     command: tuple[str, ...]
     readable: tuple[str, ...]
     limitation: str = ""  # why the level is not higher, for messages; empty at the highest
+    writable: tuple[str, ...] = ()
 
     @property
     def level(self) -> Level:
@@ -52,18 +64,24 @@ class Isolation:
             return Level.NONE
         return Level.NAMESPACES if self.command else Level.RESTRICTED
 
+    @property
+    def description(self) -> str:
+        """The level, and why it is not higher."""
+        limitation = f" ({self.limitation})" if self.limitation else ""
+        return f"sandbox level {self.level.name.lower()}{limitation}"
+
     def without_namespaces(self, reason: str) -> "Isolation":
         """Return the same without bubblewrap, for a reason."""
-        return Isolation(self.landlock, self.filter, (), self.readable, reason)
+        return replace(self, command=(), limitation=reason)
 
     def without_any(self, reason: str) -> "Isolation":
         """Return no isolation, for a reason."""
-        return Isolation(0, b"", (), self.readable, reason)
+        return replace(self, landlock=0, filter=b"", command=(), limitation=reason)
 
 
 def supported_isolation() -> Isolation:
     """Return all isolation that this machine seems to support; test it with a program."""
-    readable = _readable()
+    readable = existing(("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix))
     try:
         instructions = filter_program()
     except FilterError as error:
@@ -77,17 +95,43 @@ def supported_isolation() -> Isolation:
     return Isolation(landlock, instructions, _bubblewrap(bubblewrap, readable), readable)
 
 
-def _readable() -> tuple[str, ...]:
-    """Return the folders of the system's libraries, the interpreter and its packages."""
-    folders = ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix)
-    return tuple(dict.fromkeys(folder for folder in folders if Path(folder).is_dir()))
+def workspace_isolation(supported: Isolation, folder: str, readable: Iterable[str]) -> Isolation:
+    """Return the isolation of a workspace, with the means of an isolation that programs have.
+
+    With namespaces the folder is `/workspace` there. `readable` are more files and folders.
+    """
+    readable = existing((*supported.readable, "/bin", "/sbin", *_OF_SHELLS, *readable))
+    if not supported.filter:
+        return replace(supported, readable=readable)
+    if supported.command:
+        mounts = [*("--dev", "/dev", "--proc", "/proc", "--bind", folder, WORKSPACE)]
+        mounts += ["--bind", f"{folder}/{TEMPORARY}", "/tmp"]
+        command = _bubblewrap(supported.command[0], readable, mounts)
+        instructions = filter_program(Shell(signals=True, truncation=True))
+        writable = (WORKSPACE, "/tmp", *_DEVICES)
+        return Isolation(supported.landlock, instructions, command, readable, writable=writable)
+    signals = supported.landlock >= inside.SCOPES_SINCE
+    truncation = supported.landlock >= inside.TRUNCATION_SINCE
+    return replace(
+        supported,
+        filter=filter_program(Shell(signals, truncation)),
+        readable=readable,
+        writable=(folder, *existing(_DEVICES)),
+    )
 
 
-def _bubblewrap(program: str, readable: tuple[str, ...]) -> tuple[str, ...]:
+def existing(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths that exist, each once."""
+    return tuple(dict.fromkeys(path for path in paths if Path(path).exists()))
+
+
+def _bubblewrap(
+    program: str, readable: tuple[str, ...], mounts: Sequence[str] = ()
+) -> tuple[str, ...]:
     command = [program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--chdir", "/"]
-    for folder in readable:
-        command += ["--ro-bind", folder, folder]
-    return (*command, "--remount-ro", "/", "--")
+    for path in readable:
+        command += ["--ro-bind", path, path]
+    return (*command, *mounts, "--remount-ro", "/", "--")
 
 
 def _landlock() -> tuple[int, str]:

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ppojob_trainer.sandbox import inside
 
@@ -36,7 +37,7 @@ class Limits:
     seconds: float = 10.0  # wall time and, rounded up, processor time
     memory_bytes: int = 1 << 30  # address space
     output_bytes: int = 8 << 20  # all output together
-    threads: int = 64
+    threads: int = 64  # of all its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,18 @@ class Outcome:
     stdout: bytes
     answer: bytes  # return value of the function in JSON; empty for none
     errors: bytes
-    is_well: bool  # whether it ended by itself, without an error, and within its limits
-    is_python: bool  # whether its code compiles, as reported by its process
-    stopped: str  # the exceeded limit: ``time``, ``output`` or ``threads``; empty for none
+    status: int  # exit status, negative for a signal
+    stopped: str  # the exceeded limit: ``time``, ``output``, ``threads``, ...; empty for none
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it ended by itself, without an error, and within its limits."""
+        return self.status == 0 and not self.stopped
+
+    @property
+    def is_python(self) -> bool:
+        """Whether its code compiles, as reported by its process."""
+        return self.status != inside.NOT_PYTHON
 
 
 def after_nonce(given: bytes, nonce: str) -> bytes:
@@ -77,11 +87,29 @@ def after_nonce(given: bytes, nonce: str) -> bytes:
     return given.removeprefix(mark) if given.startswith(mark) else b""
 
 
-def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and its descendants use."""
+
+    pids: tuple[int, ...]
+    threads: int
+    memory_bytes: int
+
+
+def run_process(
+    command: Sequence[str],
+    message: bytes,
+    stdin: bytes,
+    limits: Limits,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    exceeded: Callable[[Usage], str] = lambda _: "",
+) -> Outcome:
     """Run `ppojob_trainer.sandbox.inside` in a new interpreter.
 
     `command` is the prefix of its command line, `message` a Python literal for it, and `stdin` that
     of the program. The outcome's answer is everything that was written to the pipe for answers.
+    `variables` are for its environment. `exceeded` returns a further limit that it exceeds, or an
+    empty text.
     """
     with contextlib.ExitStack() as pipes:
         message_read, message_write = _pipe(pipes)
@@ -95,7 +123,7 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=given,
-            env=_ENVIRONMENT,
+            env={**_ENVIRONMENT, **variables},
             cwd="/",
             start_new_session=True,
             bufsize=0,
@@ -108,7 +136,7 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
             taken={stream: bytearray() for stream in (out, errors, answer_read)},
         )
         try:
-            stopped = _watch(process.pid, traffic, limits)
+            stopped = _watch(process.pid, traffic, limits, exceeded)
         finally:
             # The process is not reaped yet, so the number is still its group's.
             with contextlib.suppress(ProcessLookupError):
@@ -119,9 +147,8 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
         taken[out],
         taken[answer_read],
         taken[errors],
-        is_well=status == 0 and not stopped,
-        is_python=status != inside.NOT_PYTHON,
-        stopped=stopped,
+        status,
+        stopped,
     )
 
 
@@ -176,7 +203,7 @@ class _Traffic:
         stream.close()
 
 
-def _watch(pid: int, traffic: _Traffic, limits: Limits) -> str:
+def _watch(pid: int, traffic: _Traffic, limits: Limits, exceeded: Callable[[Usage], str]) -> str:
     """Wait until a process ends or exceeds a limit; return the limit, or an empty text."""
     deadline = time.monotonic() + limits.seconds
     with contextlib.ExitStack() as opened:
@@ -189,8 +216,11 @@ def _watch(pid: int, traffic: _Traffic, limits: Limits) -> str:
             traffic.move(min(left, _LOOK_SECONDS))
             if traffic.taken_bytes > limits.output_bytes:
                 return "output"
-            if _thread_count(pid) > limits.threads:
+            usage = _usage(pid, limits.threads)
+            if usage.threads > limits.threads:
                 return "threads"
+            if limit := exceeded(usage):
+                return limit
             if _has_ended(pid):
                 traffic.drain(limits.output_bytes)
                 return "output" if traffic.taken_bytes > limits.output_bytes else ""
@@ -201,14 +231,26 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _thread_count(pid: int) -> int:
-    """Count the threads of a process or, with bubblewrap, of its only grandchild."""
-    try:
-        while children := Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split():
-            pid = int(children[0])
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[17])
-    except OSError:  # it has just ended
-        return 0
+def _usage(pid: int, most_threads: int) -> Usage:
+    threads = memory = 0
+    pids = [pid]
+    for each in pids:  # which grows
+        if threads > most_threads:
+            break
+        process = Path(f"/proc/{each}")
+        with contextlib.suppress(OSError):  # it has just ended
+            for thread in os.listdir(process / "task"):
+                threads += 1
+                children = (process / "task" / thread / "children").read_bytes()
+                pids += map(int, children.split())
+            memory += _memory_bytes((process / "status").read_text())
+    return Usage(tuple(pids), threads, memory)
+
+
+def _memory_bytes(status: str) -> int:
+    """Return the resident memory of a process, without the files that it has mapped."""
+    lines = (line.split() for line in status.splitlines())
+    return sum(int(line[1]) << 10 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
 
 
 def _pipe(pipes: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:

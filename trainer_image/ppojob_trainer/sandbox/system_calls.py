@@ -1,15 +1,20 @@
-"""Seccomp filter of the sandbox: allowed system calls; the kernel refuses all others.
+"""Seccomp filters of the sandbox: allowed system calls; the kernel refuses all others.
 
-The list allows to compute, wait, start threads and read accessible files. It deliberately lacks
-sockets, processes and programs, signals, memory, limits and priority of other processes, owners,
-modes and times of files (which Landlock does not protect), mounts and namespaces, shared memory
-that outlives its creator, and all newer system calls.
+That of programs allows to compute, wait, start threads and read accessible files. It deliberately
+lacks sockets, processes and programs, signals, memory, limits and priority of other processes,
+owners, modes and times of files (which Landlock does not protect), mounts and namespaces, shared
+memory that outlives its creator, and all newer system calls.
+
+That of workspaces also allows processes, and to write the files that Landlock leaves accessible.
+All processes stay in one process group, so that one signal ends them.
 """
 
 import ctypes
 import errno
+import functools
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _ALLOWED = """
 read readv pread64 preadv preadv2 write writev pwrite64 pwritev lseek close close_range
@@ -30,19 +35,43 @@ getresuid getresgid getcpu getrandom getrlimit getrusage sysinfo uname capget ar
 exit exit_group
 """
 
+_OF_WORKSPACES = """
+creat mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat
+symlink symlinkat ftruncate copy_file_range sendfile flock
+getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+execve execveat vfork getpriority
+"""
+_WITHOUT_EFFECT = """
+chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes utimensat futimesat
+setsid setpgid sync syncfs
+"""
+"""Nothing confines modes, owners and times to the workspace: devices are the machine's, also in
+namespaces. One signal to one process group ends all processes. Nobody waits for the disks."""
+_UNSUPPORTED = "fallocate setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr"
+"""Programs know file systems without them. `fallocate` takes space beyond the limit of a file."""
+_SIGNALS = "tkill tgkill rt_sigqueueinfo"
+
 _OPEN_TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
+_CLONE_APART = 0x7E020080 | 0x8000
+"""New namespaces, and CLONE_PARENT, whose processes are no descendants of the shell."""
 _STREAM, _KINDS_OF_SOCKET = 1, 0xF
 _UNIX = 1
-_EQUAL, _MASKED = 4, 7
-"""Comparisons of libseccomp: an argument, or a masked one, equals a value."""
+_UNEQUAL, _EQUAL, _MASKED = 1, 4, 7
+"""Comparisons of libseccomp: an argument differs from a value, or it or a masked one equals it."""
 
-_CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
+_Comparisons = tuple[tuple[int, int, int, int], ...]
+_Conditions = tuple[tuple[str, _Comparisons], ...]
+_Rule = tuple[int, str, _Comparisons]
+_OF_A_PROGRAM: _Conditions = (
     # Only to read. Landlock restricts the files; its first versions allow to truncate them.
     ("open", ((1, _MASKED, _OPEN_TO_WRITE, 0),)),
     ("openat", ((2, _MASKED, _OPEN_TO_WRITE, 0),)),
     # Threads, and no processes.
     ("clone", ((0, _MASKED, _CLONE_THREAD, _CLONE_THREAD),)),
+)
+_OF_A_WORKSPACE: _Conditions = (("clone", ((0, _MASKED, _CLONE_APART, 0),)),)
+_CONDITIONAL: _Conditions = (
     # asyncio wakes itself by a connected pair of sockets, without an address.
     ("socketpair", ((0, _EQUAL, _UNIX, 0), (1, _MASKED, _KINDS_OF_SOCKET, _STREAM))),
     ("sendto", ((4, _EQUAL, 0, 0),)),
@@ -60,6 +89,7 @@ _CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
 
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000
+_PRETEND = _REFUSE  # the error 0
 
 
 class FilterError(Exception):
@@ -75,8 +105,20 @@ class _Comparison(ctypes.Structure):
     )
 
 
-def filter_program() -> bytes:
-    """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError."""
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What confines the commands of a workspace besides the filter."""
+
+    signals: bool  # signals reach nothing outside
+    truncation: bool  # no file outside can be truncated
+
+
+@functools.cache
+def filter_program(shell: Shell | None = None) -> bytes:
+    """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError.
+
+    It is that of workspaces with a `shell`.
+    """
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
@@ -84,7 +126,7 @@ def filter_program() -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_REFUSE | errno.EPERM)))
     try:
-        for action, name, comparisons in _rules():
+        for action, name, comparisons in _rules(shell):
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number >= 0:  # not every processor has every call
                 found = [_Comparison(*each) for each in comparisons]
@@ -96,13 +138,33 @@ def filter_program() -> bytes:
         library.seccomp_release(context)
 
 
-def _rules() -> Iterator[tuple[int, str, tuple[tuple[int, int, int, int], ...]]]:
-    for name in _ALLOWED.split():
-        yield _ALLOW, name, ()
-    for name, comparisons in _CONDITIONAL:
-        yield _ALLOW, name, comparisons
+def _rules(shell: Shell | None) -> Iterator[_Rule]:
+    yield from ((_ALLOW, name, ()) for name in _ALLOWED.split())
+    conditional = (*(_OF_A_WORKSPACE if shell else _OF_A_PROGRAM), *_CONDITIONAL)
+    yield from ((_ALLOW, name, comparisons) for name, comparisons in conditional)
+    if shell is not None:
+        yield from _rules_of_workspaces(shell)
     # The C library then uses clone, whose flags can be checked.
     yield _REFUSE | errno.ENOSYS, "clone3", ()
+
+
+def _rules_of_workspaces(shell: Shell) -> Iterator[_Rule]:
+    yield from ((_ALLOW, name, ()) for name in _OF_WORKSPACES.split())
+    yield from ((_PRETEND, name, ()) for name in _WITHOUT_EFFECT.split())
+    yield from ((_REFUSE | errno.ENOTSUP, name, ()) for name in _UNSUPPORTED.split())
+    if shell.signals:
+        yield from ((_ALLOW, name, ()) for name in _SIGNALS.split())
+        # `timeout` also sends its signal to its group, which here is that of the shell.
+        yield _ALLOW, "kill", ((0, _UNEQUAL, 0, 0),)
+        yield _PRETEND, "kill", ((0, _EQUAL, 0, 0),)
+    if shell.truncation:
+        yield from ((_ALLOW, name, ()) for name in ("open", "openat", "truncate"))
+        return
+    # Without a right of its own, truncation needs that to write.
+    for name, flags in (("open", 1), ("openat", 2)):
+        yield _ALLOW, name, ((flags, _MASKED, os.O_TRUNC, 0),)
+        for access in (os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC):
+            yield _ALLOW, name, ((flags, _MASKED, os.O_ACCMODE | os.O_TRUNC, access),)
 
 
 def _exported(library: ctypes.CDLL, context: ctypes.c_void_p) -> bytes:

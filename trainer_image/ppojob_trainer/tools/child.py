@@ -39,7 +39,7 @@ from ppojob_trainer.tools.custom import (
     load_user,
 )
 from ppojob_trainer.tools.describe import describe_tools
-from ppojob_trainer.tools.environments import Environments, Method
+from ppojob_trainer.tools.environments import Environments, Kind, Method
 from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
@@ -78,7 +78,8 @@ class Tools:
         self._agent: wire.AgentCode
         self._listener: socket | None = None
         self._imports = ImportFolder()
-        self._environments = Environments(self._method, self._finished)
+        self._methods: dict[int, Method] = {}
+        self._environments = Environments(self._methods, self._finished)
 
     def answer(self, body: bytes) -> bytes:
         """Answer a request."""
@@ -87,8 +88,8 @@ class Tools:
             return _encode(self.load(request))
         if isinstance(request, wire.CallTool):
             return _encode(self.call(request))
-        if isinstance(request, wire.CloseEnvironment):
-            return _encode(self.close_environment(request))
+        if isinstance(request, wire.EndRow):
+            return _encode(self.end_row(request))
         path, server = request.path, request.server
         return _encode(
             self.describe(server) if server else describe_tools(path, request.environment)
@@ -111,7 +112,11 @@ class Tools:
                 self._tools.append(self._load(one, modules))
             except ConfigError as wrong:
                 problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
-        return wire.ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
+        tools = enumerate(self._tools)
+        self._methods |= {at: one.call for at, one in tools if isinstance(one.call, Method)}
+        loops = [one.name for one in self._tools if one.is_loop]
+        scores = any(method.kind.scores for method in self._methods.values())
+        return wire.ToolsLoaded(problems, loops, scores)
 
     def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
         """List the tools of a server."""
@@ -155,13 +160,14 @@ class Tools:
             text, where = raised(error, __file__)
             return wire.ToolCalled(number, raised=text, where=where)
 
-    def close_environment(self, request: wire.CloseEnvironment) -> wire.ToolCalled:
-        """Close the environment of a row."""
+    def end_row(self, request: wire.EndRow) -> wire.ToolCalled:
+        """Score and close the environments of a row."""
         try:
-            self._environments.close(request.row)
+            score = self._environments.end(request)
         except BaseException as error:
-            return wire.ToolCalled(request.number, raised=raised(error, __file__)[0])
-        return wire.ToolCalled(request.number)
+            text, where = raised(error, __file__)
+            return wire.ToolCalled(request.number, raised=text, where=where)
+        return wire.ToolCalled(request.number, ToolAnswer("", score))
 
     def _called(self, tool: _Loaded, request: wire.CallTool) -> object:
         if isinstance(tool.call, Method):
@@ -170,11 +176,6 @@ class Tools:
         created = _decode_json(request.created)
         given = () if tool.is_user else (request.pictures or [],)
         return tool.call(decode(request.arguments), created, request.instance, *given)
-
-    def _method(self, position: int) -> Method:
-        method = self._tools[position].call
-        assert isinstance(method, Method), "calls to environments are of methods"
-        return method
 
     def _finished(self, value: object) -> object:
         return run_coroutine(awaited(value)) if inspect.isawaitable(value) else value
@@ -229,16 +230,19 @@ class Tools:
             return _answered_elsewhere
         return self._built_in(tool)
 
-    def _built_in(self, spec: wire.ToolCode) -> Tool:
+    def _built_in(self, spec: wire.ToolCode) -> Tool | Method:
         tool, config = TOOLS[spec.name], spec.config
         sandbox = partial(open_sandbox, self._request.sandbox)
-        if tool.runs_code:
-            try:
-                sandbox()
-            except SandboxRefused as refused:
-                raise ConfigError(f"name: got {spec.name} with {refused}") from None
         if tool.opens is not None:
             tool.opens(config)
+        try:
+            if tool.environment is not None:
+                create = tool.environment(sandbox(), config)
+                return Method(Kind(spec.name, create, scores=True, takes_row=True), tool.answer)
+            if tool.runs_code:
+                sandbox()
+        except SandboxRefused as refused:
+            raise ConfigError(f"name: got {spec.name} with {refused}") from None
 
         def call(
             arguments: dict[str, Json],

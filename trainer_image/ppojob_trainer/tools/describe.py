@@ -21,6 +21,7 @@ from ppojob_trainer.children.user_code import load_module
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.custom import PICTURES
+from ppojob_trainer.tools.environments import AT_THE_END
 from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
 
 _SECONDS = 120.0
@@ -61,7 +62,7 @@ def _described_by_child(
 def describe_tools(path: str, environment: str = "") -> ToolsDescribed:
     """Describe verl's decorated functions, or else all public ones; runs in the child.
 
-    With an `environment`, the name of a class, its public methods, except `close`.
+    With an `environment`, the name of a class, its public methods but for those at the end.
     """
     verl_imports.provide()
     try:
@@ -103,7 +104,7 @@ def _found(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], Any
 def _methods(environment: type) -> Iterator[tuple[str, Callable[..., object], Any]]:
     members = (vars(base).items() for base in reversed(environment.__mro__))
     for name, value in dict(itertools.chain.from_iterable(members)).items():
-        if inspect.isfunction(value) and not name.startswith("_") and name != "close":
+        if inspect.isfunction(value) and not name.startswith("_") and name not in AT_THE_END:
             self = next(iter(inspect.signature(value).parameters))
             yield name, _without(value, self), None
 

@@ -19,7 +19,7 @@ from ppojob_trainer.json_value import Json, without_nulls
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.custom import Tool
-from ppojob_trainer.tools.environments import Method
+from ppojob_trainer.tools.environments import Kind, Method
 from ppojob_trainer.tools.wire import Described, ServerCode
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def mcp_tool(
 
     if not server.has_sessions:
         return call
-    return Method(server.name, server.open_session, call_in_session)
+    return Method(Kind(server.name, server.open_session), call_in_session)
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
+from ppojob_api.well_known import BASH_TOOL
 from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
     DEFAULT_MEMORY_BYTES,
@@ -25,7 +26,12 @@ from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
 from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
-from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import (
+    SeenPicture,
+    ToolAnswer,
+    ToolCall,
+    reached_environment,
+)
 from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
@@ -33,14 +39,15 @@ from ppojob_trainer.tools.schemas import parameters_of
 from ppojob_trainer.tools.wire import (
     AgentCode,
     CallTool,
-    CloseEnvironment,
+    EndRow,
     EnvironmentCall,
     LoadTools,
     ToolCalled,
     ToolsLoaded,
 )
 
-_CLOSE_SECONDS: Final = 30.0
+_END: Final = ToolCall("the end of the row", "{}")
+"""Name of scores and closes of environments, in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class ToolPool(Closeable):
         self._numbers = itertools.count(1)
         self._is_compared = False
         self._loops: frozenset[str] = frozenset()
+        self._scores = False
         self._elsewhere = list(elsewhere)
         try:
             self._children = ChildPool(
@@ -144,21 +152,23 @@ class ToolPool(Closeable):
 
         return self._children.submit(run)
 
-    def close_environment(self, row: str) -> Future[list[ToolAnswer]]:
-        """Close the environment of a row, if it is there still; answers nothing."""
+    def end_row(
+        self, row: str, created: bytes, before: Sequence[ToolCall]
+    ) -> Future[list[ToolAnswer]]:
+        """Score and close the environments of a row that has had these calls.
+
+        The reward of the answer is the score; there is no answer if no environment has a score.
+        """
 
         def run() -> list[ToolAnswer]:
-            home = self._homes.pop(row, Home())
-            if home.is_alive:
-                request = CloseEnvironment(next(self._numbers), row)
-                try:
-                    closed = self._children.call(request, _CLOSE_SECONDS, ToolCalled, home)
-                    failure = closed.raised
-                except (ChildTimeout, ChildDied, NotStarted) as death:
-                    failure = str(death)
-                if failure:
-                    self._log.warning("%s: its environment was not closed: %s", row, failure)
-            return []
+            if not self._scores and not self._homes.get(row, Home()).is_alive:
+                return []
+            calls = [self._environment_call(one) for one in before]
+            limit = max(self._limit(self._tools.index(name)) for name in self._methods)
+            request = EndRow(next(self._numbers), row, created, calls)
+            answer = self._answered(request, limit, _END, row)
+            self._homes.pop(row, None)
+            return [answer] if self._scores else []
 
         return self._children.submit(run)
 
@@ -200,16 +210,23 @@ class ToolPool(Closeable):
         pictures: list[SeenPicture] | None = None,
         environment: "_Environment | None" = None,
     ) -> ToolAnswer:
-        limit = self._answering[position].time_limit_seconds
+        limit = self._limit(position)
         number = next(self._numbers)
         request = CallTool(number, position, instance, arguments, call.created, pictures)
         if environment is not None:
             row, before = environment.row, list(environment.calls)
             request = msgspec.structs.replace(request, row=row, before=before)
+        answer = self._answered(request, limit, call, instance)
+        if environment is not None and reached_environment(answer):
+            environment.calls.append(EnvironmentCall(position, arguments))
+        return answer
+
+    def _answered(
+        self, request: CallTool | EndRow, limit: float, call: ToolCall, instance: str
+    ) -> ToolAnswer:
+        """Have a child answer; a failure becomes an answer."""
         try:
-            called = self._answer(request, limit)
-            if environment is not None:
-                environment.calls.append(EnvironmentCall(position, arguments))
+            called = self._call_child(request, limit)
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
@@ -225,7 +242,7 @@ class ToolPool(Closeable):
             return self._failed("raised", call, str(bad))
         return msgspec.structs.replace(called.answer, pictures=pictures_shown)
 
-    def _answer(self, request: CallTool, limit: float) -> ToolCalled:
+    def _call_child(self, request: CallTool | EndRow, limit: float) -> ToolCalled:
         home = self._homes.setdefault(request.row, Home()) if request.row else None
         if home is not None and not home.is_alive:
             limit *= 1 + len(request.before)  # which are repeated
@@ -236,6 +253,13 @@ class ToolPool(Closeable):
             if (left := until - time.monotonic()) <= 0:
                 raise
             return self._children.call(request, left, ToolCalled, home)
+
+    def _limit(self, position: int) -> float:
+        """Return the time limit of a call; that of a command is the sandbox's."""
+        one = self._answering[position]
+        is_shell = self._methods.get(one.name) == BASH_TOOL
+        # The first call also sets the workspace up.
+        return one.time_limit_seconds + is_shell * 2 * self._sandbox.time_limit_seconds
 
     def _environment_call(self, call: ToolCall) -> EnvironmentCall:
         """Return an earlier call, as it was made."""
@@ -260,6 +284,6 @@ class ToolPool(Closeable):
         loaded = import_files(
             child, request, ToolsLoaded, files=files, where="spec.agent.tools", what="tools"
         )
-        self._loops = frozenset(loaded.loops)
+        self._loops, self._scores = frozenset(loaded.loops), loaded.scores
         # Only the first child compares schemas with those of the servers.
         self._is_compared = True

@@ -144,6 +144,7 @@ class ToolsLoaded(Loaded, frozen=True):
     """Answer to ``LoadTools``: user simulators that cannot continue after a failure."""
 
     loops: list[str]
+    scores: bool  # whether an environment has a score for a row that has ended
 
 
 class EnvironmentCall(msgspec.Struct, frozen=True, array_like=True):
@@ -169,10 +170,12 @@ class CallTool(Numbered, frozen=True, tag=True):
     before: list[EnvironmentCall] = msgspec.field(default_factory=list)
 
 
-class CloseEnvironment(Numbered, frozen=True, tag=True):
-    """Close the environment of a row, if this process has it."""
+class EndRow(Numbered, frozen=True, tag=True):
+    """Score and close the environments of a row that has ended; fields as in `CallTool`."""
 
     row: str
+    created: bytes
+    before: list[EnvironmentCall]
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
@@ -204,7 +207,7 @@ class ToolsDescribed(msgspec.Struct, frozen=True):
 
 
 class ToolCalled(Numbered, frozen=True):
-    """Answer to ``CallTool``."""
+    """Answer to ``CallTool`` and ``EndRow``, whose reward is the row's score."""
 
     answer: ToolAnswer = ToolAnswer("")  # without its pictures, which are encoded in `pictures`
     pictures: list[bytes] = msgspec.field(default_factory=list)
@@ -212,4 +215,4 @@ class ToolCalled(Numbered, frozen=True):
     where: str = ""  # place of the exception, for the log
 
 
-ToolRequest = LoadTools | CallTool | CloseEnvironment | DescribeTools
+ToolRequest = LoadTools | CallTool | EndRow | DescribeTools

@@ -41,7 +41,7 @@ class ToolsWorker:
                 request.calls, instances, request.tools, request.pictures, row, request.before
             )
         else:
-            answers = self._pool.close_environment(row)
+            answers = self._pool.end_row(row, request.created, request.before)
         answers.add_done_callback(lambda made: _set_acted(made, acted))
         return acted
 

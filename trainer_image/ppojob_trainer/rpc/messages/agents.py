@@ -37,10 +37,11 @@ class Act(msgspec.Struct, frozen=True):
     batch: BatchName
     row: int
     turn: int  # number of earlier turns with calls
-    calls: list[ToolCall]  # empty: the row has ended, and its environment is closed
+    calls: list[ToolCall]  # empty: the row has ended, its environments are scored and closed
     tools: list[str] = []  # names of allowed tools; empty for all
     pictures: list[SeenPicture] | None = None  # of the row so far; None if tools cannot return any
-    before: list[ToolCall] = []  # earlier calls of the row to its environment, in order
+    before: list[ToolCall] = []  # earlier calls of the row to its environments, in order
+    created: bytes = b"{}"  # of a row that has ended, as in `ToolCall`
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):

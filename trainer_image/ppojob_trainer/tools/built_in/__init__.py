@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from ppojob_trainer.tools.built_in import answer_tools, calculator, python, search, zoom
+from ppojob_trainer.tools.built_in import answer_tools, bash, calculator, python, search, zoom
 from ppojob_trainer.tools.built_in.tool import BuiltIn, BuiltInUser
 
 TOOLS: Final[dict[str, BuiltIn]] = {
+    "bash": bash.TOOL,
     "calc_geo3k_reward": answer_tools.GEO3K,
     "calc_gsm8k_reward": answer_tools.GSM8K,
     "calculator": calculator.TOOL,

@@ -3,13 +3,7 @@
 from typing import Final
 
 from ppojob_trainer.sandbox.process import Program
-from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
-
-_STOPPED: Final = {
-    "time": "Error: it took too long.",
-    "output": "Error: it wrote too much.",
-    "threads": "Error: it started too many threads.",
-}
+from ppojob_trainer.tools.built_in.tool import STOPPED, BuiltIn, Call, parameters
 
 
 def python(call: Call) -> str:
@@ -18,7 +12,7 @@ def python(call: Call) -> str:
     parts = [outcome.stdout] if outcome.is_well else [outcome.stdout, outcome.errors]
     texts = [part.decode("utf-8", errors="backslashreplace").rstrip("\n") for part in parts]
     if not outcome.is_well:
-        texts.append(_STOPPED.get(outcome.stopped, ""))
+        texts.append(STOPPED.get(outcome.stopped, ""))
     return "\n".join(filter(None, texts))
 
 

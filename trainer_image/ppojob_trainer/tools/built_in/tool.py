@@ -2,11 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.sandbox.executor import Runner
 from ppojob_trainer.tools.custom import User
+
+STOPPED: Final = {
+    "time": "Error: it took too long.",
+    "output": "Error: it wrote too much.",
+    "threads": "Error: it started too many threads.",
+    "memory": "Error: it used too much memory.",
+    "descriptors": "Error: it opened too many files.",
+    "files": "Error: its files are too large. Delete some.",
+}
+"""The model's message for code that exceeded a limit of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +36,10 @@ class Call:
 class BuiltIn:
     """A built-in tool."""
 
-    # Returns a value for `answers.read_answer`. Mistakes of the model are answers too; an exception
-    # is an error of the tool or of the data.
-    answer: Callable[[Call], object]
+    # Returns a value for `answers.read_answer`, for a `Call`, or for an environment and the
+    # arguments by name. Mistakes of the model are answers too; an exception is an error of the tool
+    # or of the data.
+    answer: Callable[..., object]
     description: str  # default description for the model
     parameters: Mapping[str, Json]  # default JSON schema of the arguments
     runs_code: bool = False
@@ -35,6 +47,9 @@ class BuiltIn:
     # Validates and opens its settings; None without settings. It raises `ConfigError`, with a place
     # relative to the tool (``config.index``).
     opens: Callable[[Mapping[str, Json]], None] | None = None
+    # Returns what creates the environment of a row, from the row's name as `row` and its
+    # constructor arguments; raises `SandboxRefused`. None: calls share nothing.
+    environment: Callable[[Runner, Mapping[str, Json]], Callable[..., object]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
