@@ -52,7 +52,7 @@ unit: setup ## the tests that start no process (two to three minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --no-processes -m "not processes and not slow and not long and not gpu and not cluster" tests/unit tests/golden
 
 test: setup ## what every change must pass (about 20 minutes on 2 cores); AVX2=1: as if there were no more
-	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
+	$(NARROW) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
 
 test-long: setup ## the rest that needs no cluster: every layout, family, example and kill (hours)
 	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal -m "long and not gpu and not cluster"

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +44,19 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give workers the files with the longest limits first: none is left alone with one of them."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    longest: dict[Path, float] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit else 0.0
+        longest[item.path] = max(seconds, longest.get(item.path, 0.0))
+    items.sort(key=lambda item: -longest[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,7 +13,7 @@ from transformers import Qwen3MoeForCausalLM
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import NO_FLOAT16_IN_VLLM
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 SCRIPT = Path(__file__).with_name("vllm_facts.py")
 VARIANTS = ["tied float32", "tied bfloat16", "untied float32", "untied bfloat16"]

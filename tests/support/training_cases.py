@@ -1,6 +1,6 @@
 """Updates that are computed by one rank and by several: models, rows, settings and layouts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ SIZES = {**TWO_LAYERS, "num_hidden_layers": 3}  # two stages of a pipeline have 
 VOCABULARY = 97  # not a multiple of any number of ranks
 GROUPS, SAMPLES = 5, 3
 WHOLE_BUDGET = 10_000
+OF_STATES = 640
+"""Tokens of a micro-batch of models whose layers have states: a row of any length counts 64."""
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 
@@ -70,6 +72,12 @@ ROUTERS = PLAIN.model_copy(update={"router_balance_coefficient": 0.3, "router_z_
 BIASED = PLAIN.model_copy(update={"router_bias_rate": 0.05})
 LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
+
+
+def budget_of(family: str, tokens: int) -> int:
+    """Tokens of a micro-batch: some, or what is as many rows where each counts 64."""
+    states = TABLE[family].recurrence
+    return OF_STATES if states is not None and states.rule != "convolution" else tokens
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ CASES = {
     "even": Case((0, 1, 0, 1, 0)),
     "spread": Case((0, 3, 1, 2, 3), budget=30),
     "even_untied": Case((0, 1, 0, 1, 0), model="untied"),
-    "small_micro_batches": Case((0, 0, 0, 0, 1), budget=25, tiles=5),
+    "small_micro_batches": Case((0, 0, 0, 0, 1), budget=40, tiles=5),
     "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
     "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
     "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True, tiles=7),
@@ -123,9 +131,9 @@ CASES = {
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
     "one_key_head": Case((0, 1, 0, 1, 0), budget=40, model="one_key_head", recompute=True),
     "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
-    "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe", routers=ROUTERS),
+    "experts": Case((0, 0, 0, 0, 1), budget=40, model="qwen3_moe", routers=ROUTERS),
     "experts_replayed": Case(
-        (0, 0, 0, 0, 1), budget=30, model="qwen3_moe", recompute=True, replayed=True
+        (0, 0, 0, 0, 1), budget=40, model="qwen3_moe", recompute=True, replayed=True
     ),
     "experts_recomputed": Case(
         (1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True, routers=ROUTERS
@@ -133,14 +141,14 @@ CASES = {
     "experts_by_a_bias": Case((0, 0, 0, 0, 1), budget=30, model="glm4_moe", routers=BIASED),
     "experts_by_muon": Case((0, 1, 1, 1, 0), budget=40, model="qwen3_moe", optimizer=MUON),
     "stacks_replayed": Case(
-        (0, 0, 0, 0, 1), budget=30, model="gpt_oss", recompute=True, replayed=True
+        (0, 0, 0, 0, 1), budget=40, model="gpt_oss", recompute=True, replayed=True
     ),
     "adapters_of_experts": Case(
         (0, 1, 0, 1, 0), model="qwen2_moe", lora=LoraSpec(rank=8, experts=True)
     ),
     "adapters_of_stacks": Case(
         (0, 0, 0, 0, 1),
-        budget=30,
+        budget=40,
         model="gpt_oss",
         recompute=True,
         replayed=True,
@@ -188,7 +196,7 @@ CASES = {
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "contexts": Case((0, 1, 0, 1, 0), budget=40, contexts=True),
-    "contexts_of_states": Case((0, 1, 0, 1, 1), budget=40, model="nemotron_h", contexts=True),
+    "contexts_of_states": Case((0, 1, 0, 1, 1), OF_STATES, model="nemotron_h", contexts=True),
     "pictures_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),
     "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
@@ -210,7 +218,7 @@ CASES = {
         (0, 1, 0, 1, 0), 160, model="seeing_told", seeing=True, optimizer=SGD
     ),
     "pictures_and_states": Case(  # biases of its tower's keys as above
-        (0, 1, 0, 1, 0), 60, model="seeing_splits", recompute=True, seeing=True, optimizer=SGD
+        (0, 1, 0, 1, 0), 100, model="seeing_splits", recompute=True, seeing=True, optimizer=SGD
     ),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
@@ -242,7 +250,12 @@ CUT_AS_OTHERS = (
 KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
 """Families with biases of keys that have no gradient but for rounding."""
 FAMILIES = {
-    family: Case((0, 1, 0, 1, 0), 80, family, optimizer=SGD if family in KEY_BIASES else ADAMW)
+    family: Case(
+        (0, 1, 0, 1, 0),
+        budget_of(family, 80),
+        family,
+        optimizer=SGD if family in KEY_BIASES else ADAMW,
+    )
     for family in FAMILY_MODELS
     if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].is_multimodal
 }
@@ -303,11 +316,14 @@ VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
 
-def save_models(folder: Path) -> None:
-    """All that the cases train, and `judge`."""
+def save_models(folder: Path, names: Collection[str] | None = None) -> None:
+    """What the cases train, or of these the models of some names; with them `bad` and `judge`."""
     for name in MODELS:
-        save_plain_model(folder, name)
+        if names is None or name in names:
+            save_plain_model(folder, name)
     for name, kind in SEEING.items():
+        if names is not None and name not in names:
+            continue
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         if name == "seeing_told":  # two of its four layers have keys of their own
             sizes |= {"num_hidden_layers": 4, "initializer_range": 0.1}
@@ -542,6 +558,7 @@ def valued_rows() -> Experience:
 
 
 def value_engine(model: transformers.PreTrainedModel, world: World) -> TrainEngine:
-    training = TrainingSpec(autocast="none", micro_batch_tokens=30)
+    budget = budget_of(model.config.model_type, 40)
+    training = TrainingSpec(autocast="none", micro_batch_tokens=budget)
     optimizer = OptimizerSpec(learning_rate=1e-2)
     return TrainEngine(model, ValueHead(), training, optimizer, 10, world)

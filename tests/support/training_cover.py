@@ -8,7 +8,7 @@ most from llama. Layouts of two kinds meet what is special where the two come to
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from training_cases import CASES, FAMILIES, LAYOUTS, Case
+from training_cases import CASES, FAMILIES, LAYOUTS, VALUE_MODELS, Case
 from training_scenarios import SCENARIOS
 
 from ppojob_trainer.models.families import FAMILIES as TABLE
@@ -36,32 +36,33 @@ _MORE = {
     "2p2": ("teachers",),
 }
 """What these meet besides."""
-_EACH = (
-    *("small_micro_batches", "experts", "adapters", "muon", "full_kl", "partition"),
-    *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
-)
+_EACH = ("small_micro_batches", "experts", "dropout", "dropout_recomputed")
 _CASES = {
     "2": (
-        *(*_EACH, "even", "recomputed", "even_untied", "a_rank_without_rows", "biases", "pictures"),
-        *("outcomes", "supervised", "positives", "contexts", "teachers", "mtp", "sgd"),
-        *("adapters_beside_nf4", "muon_of_adapters", "partition_beside_adapters", "low_moments"),
+        *("small_micro_batches", "even", "recomputed", "a_rank_without_rows", "experts"),
+        *("adapters", "muon", "bfloat16", "a_gradient_that_is_not_finite"),
+        *("supervised", "positives", "teachers", "mtp", "sgd", "adapters_beside_nf4"),
+        *("muon_of_adapters", "partition_beside_adapters", "low_moments"),
         "adapters_beside_whole_layers",
     ),
     "s2": (
-        *(*_EACH, "recomputed", "qwen3", "experts_replayed", "long_rows", "teacher"),
+        *(*_EACH, "full_kl", "partition", "experts_replayed", "long_rows", "teacher"),
         *("adapters_with_lengths", "contexts_of_states", "pictures_behind_layers"),
         *("pictures_in_tiles", "qwen3_5_text", "nemotron_h", "deepseek_v3", "gemma3_text"),
     ),
     "t2": (
-        *(*_EACH, "even_untied", "biases", "qwen3", "experts_recomputed", "teacher", "outcomes"),
+        *("small_micro_batches", "dropout", "dropout_recomputed", "adapters", "muon", "full_kl"),
+        *("partition", "bfloat16", "a_gradient_that_is_not_finite"),
+        *("even_untied", "biases", "qwen3", "experts_recomputed", "teacher", "outcomes"),
         *("adapters_with_lengths", "adapters_of_biased_layers", "muon_of_adapters"),
         *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
         *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text", "phi3"),
         *("lfm2", "cohere2", "gpt2", "minimax_m2", "pictures_and_states"),
     ),
     "p3": (
-        *(*_EACH, "even_untied", "spread", "qwen3_recomputed", "adapters_with_lengths", "teacher"),
-        *("pictures", "contexts", "supervised", "qwen3_next", "gemma3_text", "gpt2"),
+        *(*_EACH, "muon", "full_kl", "partition", "a_gradient_that_is_not_finite"),
+        *("even_untied", "spread", "qwen3_recomputed", "adapters_with_lengths", "teacher"),
+        *("pictures", "contexts", "supervised", "qwen3_next", "gpt2"),
     ),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "mtp_recomputed"),
     "2p2": ("small_micro_batches", "spread", "full_kl", "teachers"),
@@ -77,6 +78,7 @@ _SCENARIOS = {
     "offloaded_nf4": ("2",),
     "kept_whole": ("2",),
     "kept_whole_adapters": ("2",),
+    "export": (*OF_ONE_KIND, "t4"),
     "value_model": OF_ONE_KIND,
     "value_model_of_adapters": ("2", "t2"),
     "value_model_of_states": ("s2",),
@@ -97,6 +99,8 @@ _ONLY = {
     "value_model_of_states": tuple(one for one in WORLDS if LAYOUTS[one].tensor == 1),
 }
 """Scenarios that say nothing of other layouts."""
+_OF_SCENARIOS = ("tied", "untied", "biased", "dropout", "phi3", "seeing_3")
+"""Models that scenarios load, or cases for their teachers."""
 _READ = {"even": ("1", "2", "2p2"), "adapters": ("t2",), "muon": ("2",), "partition": ()}
 """Whose checkpoints the layouts of one kind take up in the cover."""
 
@@ -124,6 +128,13 @@ class Cover:
             for name, case in CASES.items()
             if name in names and not _is_refused(layout, case)
         }
+
+    @property
+    def models(self) -> set[str]:
+        """What its cases and scenarios load."""
+        cases = (case for layout in self.worlds for case in self.cases_of(layout).values())
+        critics = (own["model_name"] for own in VALUE_MODELS.values() if "model_name" in own)
+        return {*_OF_SCENARIOS, *critics, *(case.model for case in cases)}
 
     def layouts_of(self, scenario: str) -> tuple[str, ...]:
         found = _ONLY.get(scenario, WORLDS)

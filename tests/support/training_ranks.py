@@ -2,7 +2,7 @@
 
 Run: `python training_ranks.py FOLDER cover|whole [LAYOUT...]`. The folder holds what `save_models`
 writes and checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`. When all
-worlds have been, and not some alone, each comes again and takes up checkpoints of others. Ranks are
+worlds have been, and not some alone, some come again and take up checkpoints of others. Ranks are
 forked: PyTorch is imported once for all of them.
 
 `python training_ranks.py FOLDER gpu LAYOUT...`: the few cases of `ON_GPUS`, by NCCL.
@@ -91,15 +91,16 @@ def write_results(results: Path, root: Path, world: World, *, cover: Cover) -> N
     write_tensors(results / f"again-{world.rank}.safetensors", repeated)
 
 
+def read_by(layout: str, cover: Cover) -> list[tuple[str, str]]:
+    """The checkpoints of others that a layout takes up: cases and layouts."""
+    return [
+        (name, writer) for name in SAVED for writer in LAYOUTS if cover.reads(layout, name, writer)
+    ]
+
+
 def write_foreign(results: Path, root: Path, world: World, *, cover: Cover) -> None:
     path = results / f"foreign_checkpoints-{world.rank}.safetensors"
-    written = [
-        (name, writer)
-        for name in SAVED
-        for writer in LAYOUTS
-        if cover.reads(results.name, name, writer)
-    ]
-    write_tensors(path, run_foreign_checkpoints(root, world, written))
+    write_tensors(path, run_foreign_checkpoints(root, world, read_by(results.name, cover)))
 
 
 def write_on_gpus(results: Path, root: Path, world: World) -> None:
@@ -146,7 +147,8 @@ def main(folder: Path, tried: str, *selected: str) -> None:
     cover = {"cover": COVER, "whole": WHOLE}[tried]
     for layout in selected or cover.worlds:
         run_world(folder / layout, LAYOUTS[layout], functools.partial(write_results, cover=cover))
-    for layout in () if selected else cover.worlds:
+    readers = [layout for layout in cover.worlds if read_by(layout, cover) and not selected]
+    for layout in readers:
         run_world(folder / layout, LAYOUTS[layout], functools.partial(write_foreign, cover=cover))
 
 

@@ -31,7 +31,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     is_whole = any(item.get_closest_marker("long") for item in asked)
 
     def make(root: Path) -> None:
-        training_cases.save_models(root)
+        training_cases.save_models(root, {CASES[name].model for _, name in PAIRS})
         (root / "1").mkdir()
         for name in SAVED:
             saved = training_scenarios.run_checkpoint(root, World.alone(), name)

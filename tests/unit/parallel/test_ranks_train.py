@@ -111,7 +111,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     selected = [] if None in layouts else [layout for layout in WORLDS if layout in layouts]
 
     def make(root: Path) -> None:
-        training_cases.save_models(root)
+        training_cases.save_models(root, None if is_whole else COVER.models)
         (root / "1").mkdir()
         for name in SAVED:
             saved = training_scenarios.run_checkpoint(root, World.alone(), name)
@@ -126,15 +126,19 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @functools.cache
-def rounding(folder: Path, name: str) -> dict[str, Tensor]:
-    """The most that gradients of one rank differ, over some directions of a rounding of weights."""
-    gradients = under(alone(folder, name), "gradient/")
-    cases = [replace(CASES[name].alone, nudged=direction) for direction in range(1, 9)]
-    found = [under(run_case(case, folder, World.alone()), "gradient/") for case in cases]
-    return {
-        key: max((one[key] - gradient).norm() for one in found)
-        for key, gradient in gradients.items()
-    }
+def nudged(folder: Path, name: str, direction: int) -> dict[str, Tensor]:
+    """The gradients of one rank whose weights are a rounding away, in one of some directions."""
+    case = replace(CASES[name].alone, nudged=direction)
+    return under(run_case(case, folder, World.alone()), "gradient/")
+
+
+def is_rounding(folder: Path, name: str, key: str, error: Tensor) -> bool:
+    """Whether a gradient of one rank differs by half as much, in any of some directions."""
+    gradient = alone(folder, name)[f"gradient/{key}"]
+    return any(
+        error <= 2.0 * (nudged(folder, name, direction)[key] - gradient).norm()
+        for direction in range(1, 9)
+    )
 
 
 @functools.cache
@@ -148,9 +152,8 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
     gradients = under(expected, "gradient/")
     for key, gradient in under(found, "gradient/").items():
         error, bound = (gradient - gradients[key]).norm(), 1e-5 * gradients[key].norm()
-        if error > bound:  # some models multiply the rounding of float32: is it that?
-            bound = 2.0 * rounding(folder, name)[key]
-        assert error <= bound, key
+        # Some models multiply the rounding of float32: is it that?
+        assert error <= bound or is_rounding(folder, name, key, error), key
     weights = under(expected, "weight/")
     for key, weight in under(found, "weight/").items():
         # AdamW makes whole steps of a gradient that is all but zero.
@@ -358,7 +361,7 @@ def test_a_cut_output_layer_says_what_the_whole_one_does(folder, layout):
     assert not under(found, "same/")["kl"].any()  # to the bit
 
 
-@pytest.mark.parametrize("layout", ALL_WORLDS)
+@pytest.mark.parametrize("layout", layouts_of("export"))
 def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
     """Of merged weights, of those without adapters, and of the adapters apart; and of a tower."""
 

@@ -358,6 +358,7 @@ RANK_CPU: Final = Series(
 POD_SERIES: Final = (POD_ATTEMPT, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
 
 
+@functools.cache  # steps have the same few keys, and each is compared with hundreds of rows
 def find(key: str) -> Metric | None:
     """Return the row of a key, or None."""
     return next((metric for metric in METRICS if metric.matches(key)), None)
