@@ -204,6 +204,16 @@ def test_a_hostile_program_gets_nothing(sandbox: Sandbox) -> None:
         assert hostile_table.achieved_in_a_workspace(sandbox, around) == {}
 
 
+def test_its_folders_cannot_be_replaced_by_links(workspace: Workspace, tmp_path: Path) -> None:
+    """The next command would have what they lead to mounted."""
+    (tmp_path / "own").write_text("mine")
+    for folder in ("$HOME", "$TMPDIR"):
+        workspace.run(f"cd /; rm -rf {folder}; mv {folder} x; ln -sfn {tmp_path} {folder}")
+        found = workspace.run(f"echo x > {folder}/own; cat {folder}/own; pwd")
+        assert found.stdout.decode().startswith("x\n")
+    assert (tmp_path / "own").read_text() == "mine"
+
+
 def test_two_of_one_name_are_apart(isolation: Isolation) -> None:
     opened = [Workspace(isolation, LIMITS, "row", most_bytes=MOST_BYTES) for _ in range(2)]
     for number, one in enumerate(opened):

@@ -72,7 +72,6 @@ def _become_shell(command: str, folder: str, files: dict[str, str]) -> None:
     The sandbox is on already: a link in the workspace leads these files nowhere else.
     """
     os.dup2(1, 2)
-    os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
     for path, text in files.items():
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

@@ -6,17 +6,13 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppojob_trainer.sandbox import inside
 from ppojob_trainer.sandbox.system_calls import FilterError, Shell, filter_program
 
-WORKSPACE = "/workspace"
-"""Place of a workspace in its own mount namespace."""
-TEMPORARY = "tmp"
-"""Folder in a workspace, which is `/tmp` in that namespace."""
 _OF_SHELLS = (
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/group"),
@@ -95,28 +91,36 @@ def supported_isolation() -> Isolation:
     return Isolation(landlock, instructions, _bubblewrap(bubblewrap, readable), readable)
 
 
-def workspace_isolation(supported: Isolation, folder: str, readable: Iterable[str]) -> Isolation:
+def workspace_isolation(
+    supported: Isolation, places: Mapping[str, str], readable: Iterable[str]
+) -> Isolation:
     """Return the isolation of a workspace, with the means of an isolation that programs have.
 
-    With namespaces the folder is `/workspace` there. `readable` are more files and folders.
+    `places` are its folders, by their paths in a mount namespace. What contains them cannot be
+    written: a command could put a link in their place, which the next one would have mounted.
+    `readable` are more files and folders.
     """
     readable = existing((*supported.readable, "/bin", "/sbin", *_OF_SHELLS, *readable))
     if not supported.filter:
         return replace(supported, readable=readable)
     if supported.command:
-        mounts = [*("--dev", "/dev", "--proc", "/proc", "--bind", folder, WORKSPACE)]
-        mounts += ["--bind", f"{folder}/{TEMPORARY}", "/tmp"]
-        command = _bubblewrap(supported.command[0], readable, mounts)
-        instructions = filter_program(Shell(signals=True, truncation=True))
-        writable = (WORKSPACE, "/tmp", *_DEVICES)
-        return Isolation(supported.landlock, instructions, command, readable, writable=writable)
+        mounts = ["--dev", "/dev", "--proc", "/proc"]
+        for inside_path, path in places.items():
+            mounts += ["--bind", path, inside_path]
+        return Isolation(
+            supported.landlock,
+            filter_program(Shell(signals=True, truncation=True)),
+            _bubblewrap(supported.command[0], readable, mounts),
+            readable,
+            writable=(*places, *_DEVICES),
+        )
     signals = supported.landlock >= inside.SCOPES_SINCE
     truncation = supported.landlock >= inside.TRUNCATION_SINCE
     return replace(
         supported,
         filter=filter_program(Shell(signals, truncation)),
         readable=readable,
-        writable=(folder, *existing(_DEVICES)),
+        writable=(*places.values(), *existing(_DEVICES)),
     )
 
 

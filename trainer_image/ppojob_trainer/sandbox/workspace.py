@@ -24,13 +24,7 @@ from ppojob_trainer.sandbox.executor import (
     trial,
     trial_problem,
 )
-from ppojob_trainer.sandbox.levels import (
-    TEMPORARY,
-    WORKSPACE,
-    Isolation,
-    Level,
-    workspace_isolation,
-)
+from ppojob_trainer.sandbox.levels import Isolation, Level, workspace_isolation
 from ppojob_trainer.sandbox.process import Limits, Outcome, Usage
 
 _LOOK_SECONDS: Final = 0.25
@@ -41,7 +35,7 @@ _OPEN_FILES: Final = 256
 _ALL_OPEN_FILES: Final = 1024
 """Sockets hold memory that is no process's."""
 _OUTPUT_BYTES: Final = 1 << 20
-_HOME: Final = "home"
+_HOME, _TEMPORARY = "home", "tmp"
 _MODE: Final = 0o700
 _PYTHON: Final = Path(sys.executable)
 
@@ -70,12 +64,16 @@ class Workspace:
     ) -> None:
         self._opened = contextlib.ExitStack()
         self._folder = self._opened.enter_context(_own_folder(name))
-        self._isolation = workspace_isolation(isolation, str(self._folder), readable)
+        home, temporary = str(self._folder / _HOME), str(self._folder / _TEMPORARY)
+        # Where the interpreter is in /tmp, it would be hidden.
+        hides = any(path.startswith("/tmp/") for path in (*isolation.readable, *readable))
+        places = {"/workspace": home, "/workspace-tmp" if hides else "/tmp": temporary}
+        self._isolation = workspace_isolation(isolation, places, readable)
         self._limits = Limits(limits.seconds, limits.memory_bytes, _OUTPUT_BYTES, _PROCESSES)
         self._most_bytes = most_bytes
         self._bytes = 0  # after the last command
         has_namespaces = self._isolation.level == Level.NAMESPACES
-        self._inside = WORKSPACE if has_namespaces else str(self._folder)
+        self._home, self._temporary = places if has_namespaces else places.values()
 
     def add(self, source: Path) -> None:
         """Copy a folder into the one in which commands start; raises ValueError if it is large."""
@@ -92,16 +90,15 @@ class Workspace:
         ``memory``, ``descriptors`` or ``files`` for the limit that the command exceeded. When the
         files are too large, the next command can only delete; if they still grow, all are deleted.
         """
-        home = f"{self._inside}/{_HOME}"
         is_full = self._bytes >= self._most_bytes
         message = {
-            "shell": {"command": command, "folder": home, "files": dict(files or {})},
+            "shell": {"command": command, "folder": self._home, "files": dict(files or {})},
             "file_bytes": 0 if is_full else self._most_bytes,
             "open_files": _OPEN_FILES,
         }
         variables = {
-            "HOME": home,
-            "TMPDIR": f"{self._inside}/{TEMPORARY}",
+            "HOME": self._home,
+            "TMPDIR": self._temporary,
             "PATH": f"{_PYTHON.parent}:/usr/local/bin:/usr/bin:/bin",
             "PYTHONDONTWRITEBYTECODE": "1",
             "GIT_CONFIG_NOSYSTEM": "1",  # which git would fail to read
@@ -114,8 +111,7 @@ class Workspace:
         before, self._bytes = self._bytes, _size(self._folder)
         if self._bytes > max(before, self._most_bytes):
             if is_full:
-                _delete(self._folder / _HOME)
-                _delete(self._folder / TEMPORARY)
+                _delete(self._folder)
                 _make_parts(self._folder)
                 self._bytes = 0
             outcome = replace(outcome, stopped=outcome.stopped or "files")
@@ -231,7 +227,7 @@ def _delete(folder: Path) -> None:
 
 
 def _make_parts(folder: Path) -> None:
-    for part in (_HOME, TEMPORARY):
+    for part in (_HOME, _TEMPORARY):
         (folder / part).mkdir(mode=_MODE, parents=True)
 
 
