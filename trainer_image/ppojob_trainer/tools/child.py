@@ -163,6 +163,7 @@ class Tools:
     def end_row(self, request: wire.EndRow) -> wire.ToolCalled:
         """Score and close the environments of a row."""
         try:
+            self._imports.enter(self._tools[min(self._methods)].folder)
             score = self._environments.end(request)
         except BaseException as error:
             text, where = raised(error, __file__)
