@@ -11,7 +11,10 @@ from cluster_access import REPOSITORY, Cluster
 from operator_jobs import make_job
 from operator_plans import look, made
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    *(pytest.mark.cluster, pytest.mark.containers, pytest.mark.images),
+    *(pytest.mark.slow, pytest.mark.timeout(3600)),
+]
 
 FILES = (
     Path(hostile_table.__file__),
@@ -53,16 +56,9 @@ def reward_pod(image: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, **here}}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("operator", marks=pytest.mark.containers),
-        pytest.param("trainer", marks=[pytest.mark.containers, pytest.mark.images]),
-    ],
-)
-def pod(request: pytest.FixtureRequest, cluster: Cluster, image_of: Any) -> Iterator[str]:
-    """A pod of an image; the operator's has the trainer's system and wheel, and is built sooner."""
-    image = image_of(request.param)
+@pytest.fixture(scope="module")
+def pod(cluster: Cluster, image_of: Any) -> Iterator[str]:
+    image = image_of("trainer")
     content = {path.name: path.read_text(encoding="utf-8") for path in FILES}
     files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files"}}
     cluster.apply({**files, "data": content}, reward_pod(image))
