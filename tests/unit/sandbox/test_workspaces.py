@@ -1,5 +1,6 @@
 """Workspaces: commands that change their files, and nothing else."""
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,6 +99,13 @@ def test_limits(workspace: Workspace, command: str, stopped: str) -> None:
     assert workspace.run(command).stopped == stopped
     eventually(lambda: not descendants())
     assert output(workspace.run("rm -f f*; echo well")) == "well\n"
+
+
+def test_no_zombie_is_left(workspace: Workspace) -> None:
+    """Orphans of a command have nobody else in a pod whose first process does not reap."""
+    workspace.run("for i in 1 2 3 4 5; do (sleep 60 &); done; true")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_the_limit_of_time(isolation: Isolation) -> None:

@@ -44,10 +44,11 @@ print("it reaches", ", ".join(reached) or "nothing")
 
 def trial_problem(outcome: Outcome) -> str | None:
     """Return what a trial reached, or why it did not run; None if all is well."""
-    text = (outcome.stdout + outcome.errors).decode(errors="replace").strip()
-    if outcome.is_well and text == _REACHES_NOTHING:
+    lines = (outcome.stdout + outcome.errors).decode(errors="replace").strip().splitlines()
+    if outcome.is_well and lines == [_REACHES_NOTHING]:
         return None
-    return text.splitlines()[-1] if text else "the interpreter does not start"
+    others = [line for line in lines if line != _REACHES_NOTHING]
+    return others[-1] if others else "the interpreter does not start"
 
 
 _TRIAL = trial(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NOT_PYTHON = 3
 """Exit status for code that does not compile."""
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _SECCOMP_MODE_FILTER = 2
 _SIGKILL = 9
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -106,7 +106,8 @@ def _confine(message: dict[str, Any]) -> None:
     _control(_PR_SET_PDEATHSIG, _SIGKILL)
     _control(_PR_SET_NO_NEW_PRIVS, 1)
     if message["shell"]:
-        _control(_PR_SET_CHILD_SUBREAPER, 1)  # so that all its processes can be counted
+        _control(PR_SET_CHILD_SUBREAPER, 1)  # so that all its processes can be counted
+        os.nice(10)  # who counts them comes first, also before a fork bomb
     _limit(message)
     _drop_capabilities()
     if message["landlock"]:

@@ -16,6 +16,8 @@ from ppojob_trainer.sandbox.system_calls import FilterError, Shell, filter_progr
 _OF_SHELLS = (
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/group"),
+    # Debian's Python imports a module from there at each start.
+    "/etc/python{}.{}".format(*sys.version_info),
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LANDLOCK_CREATE = 444

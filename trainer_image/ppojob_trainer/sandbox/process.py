@@ -142,6 +142,9 @@ def run_process(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
+            with contextlib.suppress(ChildProcessError):  # no more orphans of its group
+                while True:
+                    os.waitpid(-process.pid, 0)
         taken = {stream: bytes(body) for stream, body in traffic.taken.items()}
     return Outcome(
         taken[out],

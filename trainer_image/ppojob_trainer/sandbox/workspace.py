@@ -1,6 +1,7 @@
 """Workspaces: folders in which shell commands of a model run, one at a time, in the sandbox."""
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import itertools
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import printable
+from ppojob_trainer.sandbox import inside
 from ppojob_trainer.sandbox.executor import (
     Sandbox,
     run_isolated,
@@ -104,7 +106,7 @@ class Workspace:
             "GIT_CONFIG_NOSYSTEM": "1",  # which git would fail to read
         }
         watch = _Watch(self._folder, max(self._bytes, self._most_bytes), self._limits.memory_bytes)
-        with contextlib.closing(watch):
+        with contextlib.closing(watch), _adoption():
             outcome = run_isolated(
                 self._isolation, self._limits, message, variables=variables, exceeded=watch.exceeded
             )
@@ -143,6 +145,17 @@ def _trial_problem(isolation: Isolation) -> str | None:
         )
         command = f"cat trial.py > copy.py && {_PYTHON.name} copy.py"
         return trial_problem(workspace.run(command, {"trial.py": program}))
+
+
+@contextlib.contextmanager
+def _adoption() -> Iterator[None]:
+    """Be the parent of orphans, which are then reaped: the first process of a pod may not do it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(inside.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(inside.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 class _Watch:
