@@ -163,7 +163,8 @@ class _Watch:
 
     def __init__(self, folder: Path, most_bytes: int, memory_bytes: int) -> None:
         self._folder, self._most_bytes, self._memory_bytes = folder, most_bytes, memory_bytes
-        self._next = 0.0
+        # What a shorter command leaves is measured when it has ended.
+        self._next = time.monotonic() + _LOOK_SECONDS
         self._measuring: subprocess.Popen[bytes] | None = None
         self._unlinked_bytes = 0
 
