@@ -67,11 +67,10 @@ def _unseen(agent: AgentSpec, template: TurnTemplate, sees: bool) -> Iterator[Pr
         if not sees:
             why = "the model takes no pictures, or a critic or reference not the same way"
         template_for = "a template (spec.model.chatTemplate) for messages of tools with parts"
-        allowed, tools = (
-            f"models with the same pictures, and {template_for}",
-            ", ".join(sorted(shows)),
+        allowed = f"models with the same pictures, and {template_for}"
+        yield Problem(
+            "spec.agent.tools", ", ".join(sorted(shows)), why, allowed, ReasonCode.CONFLICT
         )
-        yield Problem("spec.agent.tools", tools, why, allowed, ReasonCode.CONFLICT)
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:

@@ -120,9 +120,7 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> InputError:
     )
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
-)
+@click.group(cls=LazyGroup, context_settings=HELP)
 @click.version_option(package_name="ppojob", prog_name="ppojob")
 @cluster_options
 def main(**of_cluster: str | None) -> None:
