@@ -85,6 +85,7 @@ def test_files_stay_and_processes_do_not(workspace: Workspace) -> None:
             'mktemp > /dev/null && python3 -c \'import subprocess as s; s.run(["echo", "6"])\'',
             "6\n",
         ),
+        ("for i in $(seq 60); do sleep 0.5 & done; wait && echo ended", "ended\n"),
         ("cp f g && mv g d/h && ln -s d/h i && cat i && rm -r d", "x"),
     ],
 )

@@ -27,6 +27,8 @@ _ENVIRONMENT = {
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _LOOK_SECONDS = 0.02
 """Interval at which the number of threads is checked."""
+_FEW_THREADS = 32
+"""More of them are stopped while they are counted, so that they cannot start others meanwhile."""
 _PIECE = 1 << 16
 
 
@@ -235,11 +237,16 @@ def _has_ended(pid: int) -> bool:
 
 
 def _usage(pid: int, most_threads: int) -> Usage:
+    """Return the usage of the leader of a process group; too many threads are left stopped."""
     threads = memory = 0
     pids = [pid]
+    is_stopped = False
     for each in pids:  # which grows
         if threads > most_threads:
             break
+        if threads > _FEW_THREADS and not is_stopped:
+            os.killpg(pid, signal.SIGSTOP)
+            is_stopped = True
         process = Path(f"/proc/{each}")
         with contextlib.suppress(OSError):  # it has just ended
             for thread in os.listdir(process / "task"):
@@ -247,6 +254,8 @@ def _usage(pid: int, most_threads: int) -> Usage:
                 children = (process / "task" / thread / "children").read_bytes()
                 pids += map(int, children.split())
             memory += _memory_bytes((process / "status").read_text())
+    if is_stopped and threads <= most_threads:
+        os.killpg(pid, signal.SIGCONT)
     return Usage(tuple(pids), threads, memory)
 
 
