@@ -166,6 +166,12 @@ CASES = {
         tiles=7,
         lora=LoraSpec(rank=3, weight_decomposed=True),
     ),
+    "adapters_with_dropout": Case(
+        (0, 1, 1, 1, 0), 40, recompute=True, tiles=7, lora=LoraSpec(rank=3, dropout=0.3)
+    ),
+    "adapters_with_dropout_behind": Case(
+        (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, dropout=0.3, dropout_position="post")
+    ),
     "adapters_of_several_with_lengths": Case(
         (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, weight_decomposed=True)
     ),

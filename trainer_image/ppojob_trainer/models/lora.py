@@ -27,6 +27,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.model import LoraSpec
+from ppojob_trainer.models.adapter_dropout import dropped
 from ppojob_trainer.models.adapter_names import (
     A,
     B,
@@ -66,6 +67,7 @@ class LoraLinear(nn.Linear):
     lora_m: nn.Parameter  # with DoRA
     lora: LoraSpec
     is_adapted: bool
+    dropout_seed: int  # int32, by the job's seed and the layer's name
 
     def matrix(self) -> Tensor:
         """Return W, or this rank's shard."""
@@ -82,7 +84,7 @@ class LoraLinear(nn.Linear):
         """`W x + scale B (A x)`, and within `adapters_off` the first term alone.
 
         (..., in) -> (..., out), in the output dtype of the plain layer. In training the adapter's
-        input or output has dropout, drawn from torch's global generator.
+        input or output has dropout, see `adapter_dropout`.
         """
         output = super().forward(input)
         if not self.is_adapted:
@@ -93,14 +95,21 @@ class LoraLinear(nn.Linear):
         dropout = self.lora.dropout if self.training else 0.0
         is_pre = self.lora.dropout_position == "pre"
         if dropout and is_pre:
-            x = functional.dropout(x, dropout)
+            x = self._dropped(x, A)
         change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         if dropout and not is_pre:
-            change = functional.dropout(change, dropout)
+            change = self._dropped(change, B)
         if not self.lora.weight_decomposed:
             return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
         seen = super().forward(x.to(input.dtype)) if dropout and is_pre else output
         return output + self._decomposed(seen, change).to(output.dtype)
+
+    def _dropped(self, x: Tensor, matrix: str) -> Tensor:
+        """Apply dropout to the inputs of A or the outputs of B."""
+        features = torch.arange(x.shape[-1], dtype=torch.int32)
+        if isinstance(self, TensorLayer):
+            features = self.indices(matrix, len(features))
+        return dropped(x, self.lora.dropout, self.dropout_seed, features)
 
     def _decomposed(self, seen: Tensor, change: Tensor) -> Tensor:
         """Return DoRA's addition to `W x`: exactly nothing while nothing has been trained.
@@ -266,6 +275,19 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
         values = torch.zeros(shape, dtype=torch.float32, device=weight.device)
         setattr(layer, own, nn.Parameter(values))
     layer.lora, layer.is_adapted = lora, True
+
+
+def seed_dropout(model: nn.Module, seed: int) -> None:
+    """Give each layer its masks, by its name."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLinear):
+            digest = hashlib.sha256(f"{seed}/{name}/dropout".encode()).digest()
+            layer.dropout_seed = int.from_bytes(digest[:4], signed=True)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether adapters of a model have dropout in training."""
+    return any(isinstance(one, LoraLinear) and one.lora.dropout > 0.0 for one in model.modules())
 
 
 def draw_adapters(model: nn.Module, seed: int) -> None:
