@@ -62,6 +62,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
+NO_DECAY = ADAMW.model_copy(update={"weight_decay": 0.0})
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
 OTHER_MUON = MUON.model_copy(
     update={"muon": MuonSpec(nesterov=False, ns_steps=3, scale_mode="shape_scaling")}
@@ -171,6 +172,9 @@ CASES = {
     ),
     "adapters_with_dropout_behind": Case(
         (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, dropout=0.3, dropout_position="post")
+    ),
+    "adapters_from_weights": Case(
+        (0, 1, 0, 1, 0), 40, optimizer=NO_DECAY, lora=LoraSpec(rank=3, init="pissa")
     ),
     "adapters_of_several_with_lengths": Case(
         (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, weight_decomposed=True)

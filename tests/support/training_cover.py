@@ -56,7 +56,7 @@ _CASES = {
         *("partition", "bfloat16", "a_gradient_that_is_not_finite"),
         *("even_untied", "biases", "qwen3", "experts_recomputed", "teacher", "outcomes"),
         *("adapters_with_lengths", "adapters_of_biased_layers", "muon_of_adapters"),
-        *("adapters_with_dropout", "adapters_with_dropout_behind"),
+        *("adapters_with_dropout", "adapters_with_dropout_behind", "adapters_from_weights"),
         *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
         *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text", "phi3"),
         *("lfm2", "cohere2", "gpt2", "minimax_m2", "pictures_and_states"),
