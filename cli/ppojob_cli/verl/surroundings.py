@@ -480,6 +480,7 @@ def project(verl: Verl, job: Draft) -> None:
         "mlflow": "MLFLOW_EXPERIMENT_NAME",
         "swanlab": "SWANLAB_PROJ_NAME",
         "trackio": "TRACKIO_PROJECT",
+        "clearml": "CLEARML_PROJECT",
     }
     used = [] if written is None else [trackers[one] for one in written.value if one in trackers]
     value = unread.without(str(verl.raw(key))).strip("-_ ")
