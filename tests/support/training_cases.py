@@ -72,6 +72,7 @@ PLAIN = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3)
 ROUTERS = PLAIN.model_copy(update={"router_balance_coefficient": 0.3, "router_z_coefficient": 0.02})
 BIASED = PLAIN.model_copy(update={"router_bias_rate": 0.05})
 LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
+AMSGRAD = ADAMW.model_copy(update={"amsgrad": True})
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
 
@@ -203,6 +204,7 @@ CASES = {
     ),
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=OTHER_MUON, lora=LoraSpec(rank=3)),
     "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
+    "amsgrad": Case((0, 1, 0, 1, 0), budget=40, optimizer=AMSGRAD),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "contexts": Case((0, 1, 0, 1, 0), budget=40, contexts=True),
