@@ -145,12 +145,13 @@ def _files(folder: Path) -> Iterator[str]:
     if (folder / run_layout.TENSORBOARD_FOLDER).is_dir():
         logs = shlex.quote(str(folder / run_layout.TENSORBOARD_FOLDER))
         yield f"  curves      tensorboard --logdir {logs}"
-    for tracker, pattern in (
-        ("wandb", f"{run_layout.WANDB_FOLDER}/offline-run-*"),
-        ("swanlab", f"{run_layout.SWANLAB_FOLDER}/offline-*"),
+    for tracker, pattern, command in (
+        ("wandb", f"{run_layout.WANDB_FOLDER}/offline-run-*", "wandb sync"),
+        ("swanlab", f"{run_layout.SWANLAB_FOLDER}/offline-*", "swanlab sync"),
+        ("clearml", f"{run_layout.CLEARML_FOLDER}/offline/*.zip", run_layout.CLEARML_IMPORT),
     ):
         for offline in sorted(folder.glob(pattern)):
-            yield f"  {tracker:<11} {tracker} sync {shlex.quote(str(offline))}"
+            yield f"  {tracker:<11} {command} {shlex.quote(str(offline))}"
     store = folder.absolute() / run_layout.MLFLOW_FOLDER / run_layout.MLFLOW_FILE
     if store.is_file():
         uri = shlex.quote(f"sqlite:///{store}")

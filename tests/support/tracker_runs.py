@@ -106,6 +106,13 @@ def of_trackio(output: Path) -> Points:
     return [(step, name, value) for step, text in rows for name, value in json.loads(text).items()]
 
 
+def of_clearml(output: Path) -> Points:
+    (path,) = output.glob("clearml/offline/offline-*/metrics.jsonl")
+    reports = [one for line in path.read_text().splitlines() for one in json.loads(line)]
+    names = [f"{one['metric']}/{one['variant']}" for one in reports]
+    return [(one["iter"], name, one["value"]) for one, name in zip(reports, names, strict=True)]
+
+
 if __name__ == "__main__":
     tracker, folder = sys.argv[1:]
     read = globals()[f"of_{tracker}"]

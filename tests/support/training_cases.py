@@ -62,6 +62,7 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
+NO_DECAY = ADAMW.model_copy(update={"weight_decay": 0.0})
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
 OTHER_MUON = MUON.model_copy(
     update={"muon": MuonSpec(nesterov=False, ns_steps=3, scale_mode="shape_scaling")}
@@ -71,6 +72,7 @@ PLAIN = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3)
 ROUTERS = PLAIN.model_copy(update={"router_balance_coefficient": 0.3, "router_z_coefficient": 0.02})
 BIASED = PLAIN.model_copy(update={"router_bias_rate": 0.05})
 LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
+AMSGRAD = ADAMW.model_copy(update={"amsgrad": True})
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
 
@@ -166,6 +168,15 @@ CASES = {
         tiles=7,
         lora=LoraSpec(rank=3, weight_decomposed=True),
     ),
+    "adapters_with_dropout": Case(
+        (0, 1, 1, 1, 0), 40, recompute=True, tiles=7, lora=LoraSpec(rank=3, dropout=0.3)
+    ),
+    "adapters_with_dropout_behind": Case(
+        (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, dropout=0.3, dropout_position="post")
+    ),
+    "adapters_from_weights": Case(
+        (0, 1, 0, 1, 0), 40, optimizer=NO_DECAY, lora=LoraSpec(rank=3, init="pissa")
+    ),
     "adapters_of_several_with_lengths": Case(
         (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, weight_decomposed=True)
     ),
@@ -193,6 +204,7 @@ CASES = {
     ),
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=OTHER_MUON, lora=LoraSpec(rank=3)),
     "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
+    "amsgrad": Case((0, 1, 0, 1, 0), budget=40, optimizer=AMSGRAD),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "contexts": Case((0, 1, 0, 1, 0), budget=40, contexts=True),

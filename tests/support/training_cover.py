@@ -27,7 +27,7 @@ ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
     *("bfloat16", "a_gradient_that_is_not_finite", "mtp", "mtp_recomputed", "adapters_beside_nf4"),
-    "adapters_with_lengths",
+    *("adapters_with_lengths", "adapters_with_dropout"),
 )
 """Of the whole cross, the cases under layouts of two kinds."""
 _MORE = {
@@ -48,6 +48,7 @@ _CASES = {
     "s2": (
         *(*_EACH, "full_kl", "partition", "experts_replayed", "long_rows", "teacher"),
         *("adapters_with_lengths", "contexts_of_states", "pictures_behind_layers"),
+        "adapters_with_dropout",
         *("pictures_in_tiles", "qwen3_5_text", "nemotron_h", "deepseek_v3", "gemma3_text"),
     ),
     "t2": (
@@ -55,6 +56,7 @@ _CASES = {
         *("partition", "bfloat16", "a_gradient_that_is_not_finite"),
         *("even_untied", "biases", "qwen3", "experts_recomputed", "teacher", "outcomes"),
         *("adapters_with_lengths", "adapters_of_biased_layers", "muon_of_adapters"),
+        *("adapters_with_dropout", "adapters_with_dropout_behind", "adapters_from_weights"),
         *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
         *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text", "phi3"),
         *("lfm2", "cohere2", "gpt2", "minimax_m2", "pictures_and_states"),

@@ -122,19 +122,6 @@ ROLE_RULES = (
     ),
     *rules(
         """
-        spec | $MODEL.lora.dropout | NotInThisVersion | here
-            dropout with sequence or tensor parallelism in roles.$ROLE: not in this version; 0, or
-            parallelism without sequence and tensor
-        when: $LIVES_THERE
-        must: self.$MODEL.lora.dropout == 0.0
-            || self.roles.$ROLE.parallelism.sequence * self.roles.$ROLE.parallelism.tensor == 1
-        """,
-        each=(
-            {"MODEL": model, "ROLE": role, "LIVES_THERE": where} for model, role, where in _ADAPTED
-        ),
-    ),
-    *rules(
-        """
         spec | $MODEL.lora.baseType | NotInThisVersion | here
             with tensor parallelism in roles.$ROLE: not in this version; remove it, or tensor: 1
         when: $LIVES_THERE

@@ -4,6 +4,7 @@ from typing import Final
 
 from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN
+from ppojob_api.v1alpha1.model import FROM_BASE
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"
@@ -112,6 +113,21 @@ LENGTH_RULES = rules(
         the adapters of path are read; remove it, or path
     when: has(self.path)
 
+    spec.model.lora spec.critic.lora | init | NotInThisVersion
+        of experts, DoRA or QLoRA: not in this version; another, or none of these
+    when: self.init in $FROM_BASE
+    must: !self.experts && !self.weightDecomposed && !has(self.baseType)
+
+    spec | optimizer.weightDecay | Conflict | here
+        it would shrink the part of the base weights that model.lora.init takes; 0
+    when: has(self.model.lora) && self.model.lora.init in $FROM_BASE
+    must: self.optimizer.weightDecay == 0.0
+
+    spec | critic.optimizer.weightDecay | Conflict | here
+        it would shrink the part of the base weights that critic.lora.init takes; 0
+    when: has(self.critic.lora) && self.critic.lora.init in $FROM_BASE
+    must: self.critic.optimizer.weightDecay == 0.0
+
     spec | model.lora.modulesToSave | NotInThisVersion | here
         with rollout.adapters: beside or type: reward_model: not in this version; remove it
     must: self.rollout.adapters == 'merged' && self.algorithm.type != 'reward_model'
@@ -133,6 +149,7 @@ LENGTH_RULES = rules(
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,
+    FROM_BASE=words(FROM_BASE),
 )
 
 CHECKPOINT_RULES = rules(
@@ -343,9 +360,10 @@ SAMPLING_RULES = rules(
     must: has(self.model.lora)
 
     spec | model.lora.rank | OutOfRange
-        vLLM supports LoRA ranks up to $VLLM_LORA_RANK; at most that, or rollout.adapters: merged
+        vLLM supports LoRA ranks up to $VLLM_LORA_RANK, with pissa and olora half of them; at most
+        that, or rollout.adapters: merged
     when: self.rollout.adapters == 'beside' && self.rollout.engine == 'vllm'
-    must: self.model.lora.rank <= $VLLM_LORA_RANK
+    must: self.model.lora.rank * (self.model.lora.init in $FROM_BASE ? 2 : 1) <= $VLLM_LORA_RANK
 
     spec | training.autocast | Conflict
         float16 autocast needs float32 weights; model.dtype: float32, or autocast: bfloat16
@@ -379,4 +397,5 @@ SAMPLING_RULES = rules(
     LEAST=str(LEAST_TEMPERATURE),
     LIMIT=str(VLLM_TEMPERATURE_LIMIT),
     VLLM_LORA_RANK=str(VLLM_LORA_RANK),
+    FROM_BASE=words(FROM_BASE),
 )

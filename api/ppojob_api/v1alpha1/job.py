@@ -32,7 +32,7 @@ from ppojob_api.v1alpha1.section import CodeSource, ConfigMapSource, Items, Sect
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.v1alpha1.training import CriticSpec, OptimizerSpec, TrainingSpec
 
-Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
+Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "clearml"]
 
 
 class Metadata(Section):

@@ -22,6 +22,9 @@ RopeFactor = Annotated[float, Field(gt=0, le=1_000)]
 ALL_LINEAR: Final = "all-linear"
 """PEFT's word for all linear layers."""
 
+FROM_BASE: Final = ("pissa", "pissa_niter_4", "pissa_niter_16", "olora")
+"""Initial adapters that are a part of the base weights."""
+
 
 class LoraSpec(Section):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): y = W x + alpha / rank * B A x.
@@ -51,9 +54,13 @@ class LoraSpec(Section):
     """pre: of an adapter's inputs, as in PEFT; post: of its outputs. verl: lora.dropout_position,
     pre."""
 
-    init: Literal["kaiming", "gaussian", "xavier"] = "kaiming"
+    init: Literal[
+        "kaiming", "gaussian", "xavier", "pissa", "pissa_niter_4", "pissa_niter_16", "olora"
+    ] = "kaiming"
     """Initial A: uniform up to 1 / √in, or normal with a deviation of 1 / rank, or of
-    √(2 / (in + rank)); B is zero. PEFT: init_lora_weights. verl: lora_A_init_method, xavier."""
+    √(2 / (in + rank)); B is zero. pissa: the largest singular vectors of W (arXiv:2404.02948), with
+    niter by that many steps of a fast decomposition. olora: of its QR decomposition
+    (arXiv:2406.01775). PEFT: init_lora_weights. verl: lora_A_init_method, xavier."""
 
     rank_stabilized: bool = False
     """An adapter's output is scaled by alpha / √rank (rsLoRA, Kalajdzievski 2023,
@@ -90,6 +97,17 @@ class LoraSpec(Section):
     def scale(self) -> float:
         """How many times B A counts."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+    @property
+    def rows(self) -> int:
+        """Rows of A and columns of B in files and engines: frozen initial ones too."""
+        return 2 * self.rank if self.init in FROM_BASE else self.rank
+
+    @property
+    def alpha_of_rows(self) -> float:
+        """The alpha with which adapters of so many rows have the same scale."""
+        ratio = self.rows / self.rank
+        return self.alpha * (math.sqrt(ratio) if self.rank_stabilized else ratio)
 
 
 class RopeScalingSpec(Section):

@@ -101,6 +101,10 @@ class OptimizerSpec(Section):
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""
 
+    amsgrad: bool = False
+    """Divide by the largest second moment so far (AMSGrad, Reddi et al. 2018, arXiv:1904.09237);
+    one more moment is kept. verl: override_optimizer_config.amsgrad, false."""
+
     moments_dtype: FloatType = "float32"
     """Type of the optimizer moments of float32 weights between updates. bfloat16 takes half the
     memory, with stochastic rounding. verl: optim.exp_avg_dtype and exp_avg_sq_dtype, fp32."""
@@ -114,7 +118,8 @@ class OptimizerSpec(Section):
     @property
     def moments(self) -> float:
         """How many times the memory of the weights is kept for them, at the least."""
-        numbers = {"adamw": 2, "muon": 1, "sgd": int(self.momentum > 0)}[self.type]
+        adamw, sgd = 2 + int(self.amsgrad), int(self.momentum > 0)
+        numbers = {"adamw": adamw, "muon": 1, "sgd": sgd}[self.type]
         return numbers * (0.5 if self.moments_dtype == "bfloat16" else 1.0)
 
     @property

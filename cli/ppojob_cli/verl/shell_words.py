@@ -6,26 +6,30 @@ folder where the trainer is called is `.`, so a job that is run there finds the 
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from fnmatch import fnmatchcase, translate
-from math import fmod
-from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from ppojob_cli.verl import unread
+from ppojob_cli.verl.arithmetic import evaluate
 
 Variable = str | list[str]
-Operators = Mapping[str, Callable[[Any, Any], Any]]
-_COMPARE: Operators = {"-eq": eq, "-ne": ne, "-lt": lt, "-le": le, "-gt": gt, "-ge": ge}
-_COMPUTE: Operators = {
-    **{"+": add, "-": sub, "*": mul, "/": truediv, "%": fmod},  # of which the integer counts
-    **{"<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne},
-    **{"&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b)},
+_COMPARE: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "-eq": eq,
+    "-ne": ne,
+    "-lt": lt,
+    "-le": le,
+    "-gt": gt,
+    "-ge": ge,
 }
+_GROUPS: Final = (
+    *("redirected_statement", "subshell"),
+    *("command_substitution", "compound_statement"),
+)
 _IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
 _WITHIN: Final = re.compile(
     r"""('[^'\n]*'|"(?:[^"\\\n]|\\.)*")|(?<=[\w./:,+@%}"')\]-])\$([A-Za-z_]\w*)"""
@@ -89,7 +93,7 @@ class Words:
             found = self._expanded(node)
             return [word for one in found for word in one.split()] if split else found
         if node.type == "arithmetic_expansion":
-            value = self._number(node.named_children[0]) if node.named_children else None
+            value = self._number(node)
             return [self._unread(node) if value is None else str(value)]
         if _HIDDEN.search((node.text or b"").decode("utf-8", "replace")):
             (assignment,) = parsed(f"x={source_of(node)}").named_children[:1]
@@ -206,12 +210,14 @@ class Words:
         kind = node.type
         if kind == "command":
             return self._of_command(node)
-        if kind in {"redirected_statement", "subshell", "command_substitution"} or (
-            kind == "compound_statement" and not source_of(node).startswith("((")
-        ):
+        if source_of(node).startswith("(("):
+            number = self._number(node)
+            return (None if number is None else bool(number)), ""
+        if kind in _GROUPS:
             inner = node.named_children
             only = inner[:1] if kind == "redirected_statement" else inner
-            return self._answer(only[0]) if len(only) == 1 else (None, "")
+            is_good, text = self._answer(only[0]) if len(only) == 1 else (None, "")
+            return is_good, "" if kind == "redirected_statement" and _is_redirected(node) else text
         if kind == "negated_command":
             is_good, text = self._answer(node.named_children[0])
             return (None if is_good is None else not is_good), text
@@ -222,7 +228,7 @@ class Words:
                 return is_good, text
             is_good, more = self._answer(right)
             return is_good, "\n".join(filter(None, (text, more)))
-        if kind in {"test_command", "compound_statement"}:
+        if kind == "test_command":
             inner = node.named_children
             return (self._holds(inner[0]) if len(inner) == 1 else None), ""
         return None, ""
@@ -251,7 +257,7 @@ class Words:
         return None, ""
 
     def _holds(self, node: Node) -> bool | None:
-        """Evaluate the condition in `[ ]`, `[[ ]]` or `(( ))`."""
+        """Evaluate the condition in `[ ]` or `[[ ]]`."""
         if node.type == "parenthesized_expression":
             return self._holds(node.named_children[0])
         if node.type == "unary_expression":
@@ -263,51 +269,56 @@ class Words:
             is_known = operator in {"-n", "-z"} and not any(unread.marks(text))
             return (bool(text) == (operator == "-n")) if is_known else None
         if node.type != "binary_expression":
-            number = self._number(node)
-            return None if number is None else bool(number)
+            text = self.text(node)
+            return None if any(unread.marks(text)) else bool(text)
         left, right = node.named_children[0], node.named_children[-1]
         operator = source_of(node.children[1])
         if operator in {"&&", "||"}:
             first = self._holds(left)
             return self._holds(right) if first == (operator == "&&") else first
-        if operator in {"=", "==", "!="} and node.parent is not None and not _is_number(node):
+        if operator in {"=", "==", "!="}:
             equal = self.matches(self.text(left), right)
             return None if equal is None else equal == (operator != "!=")
         if operator in _COMPARE:
             one, two = self._integer(self.text(left)), self._integer(self.text(right))
             return None if one is None or two is None else _COMPARE[operator](one, two)
-        number = self._number(node)
-        return None if number is None else bool(number)
+        return None
 
     def _number(self, node: Node) -> int | None:
-        """Evaluate an arithmetic expression; None if unknown."""
-        if node.type == "parenthesized_expression":
-            return self._number(node.named_children[0])
-        if node.type == "variable_name":
-            return self._integer(self._value(source_of(node), node)[0])
-        if node.type == "unary_expression" and source_of(node).startswith("-"):
-            value = self._number(node.named_children[-1])
-            return None if value is None else -value
-        if node.type == "binary_expression":
-            one, two = (self._number(node.named_children[i]) for i in (0, -1))
-            compute = _COMPUTE.get(source_of(node.children[1]))
-            if one is None or two is None or compute is None:
-                return None
-            with suppress(ZeroDivisionError, ValueError):
-                return int(compute(one, two))
-            return None
-        return self._integer(self.text(node))
+        """Evaluate `$(( ))` or `(( ))`; None if unknown."""
+        text = self._substituted(node).removeprefix("$").removeprefix("((").removesuffix("))")
+        return evaluate(text, self._of_variable)
+
+    def _substituted(self, node: Node) -> str:
+        """Return the source of arithmetic with its expansions done."""
+        if node.type in {"simple_expansion", "expansion", "command_substitution", "string"}:
+            return self.text(node)
+        if not node.children:
+            return source_of(node)
+        whole, end, found = node.text or b"", node.start_byte, ""
+        for part in node.children:
+            found += whole[end - node.start_byte : part.start_byte - node.start_byte].decode()
+            found += self._substituted(part)
+            end = part.end_byte
+        return found + whole[end - node.start_byte :].decode()
+
+    def _of_variable(self, name: str) -> str | None:
+        value = self.variables.get(name)
+        return value if isinstance(value, str) and not any(unread.marks(value)) else None
 
     def _integer(self, text: str) -> int | None:
         return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else None
 
 
-def _is_number(node: Node) -> bool:
-    """Return whether an expression is in `(( ))`, where = compares numbers."""
-    above = node.parent
-    while above is not None and above.type in {"binary_expression", "parenthesized_expression"}:
-        above = above.parent
-    return above is not None and source_of(above).startswith("((")
+def _is_redirected(node: Node) -> bool:
+    """Return whether a statement's output goes elsewhere: `> file`, `>&2`, not `2> file`."""
+    for one in node.named_children:
+        operator = source_of(one).lstrip("0123456789")
+        descriptor = source_of(one).removesuffix(operator)
+        is_output = descriptor in {"", "1"} and operator.startswith((">", "&>"))
+        if one.type == "file_redirect" and is_output:
+            return True
+    return False
 
 
 def _unescaped(text: bytes) -> str:

@@ -184,6 +184,19 @@ def config_overrides(verl: Verl, job: Draft) -> None:
         job.set("spec.model.configOverrides", own, *taken)
 
 
+def config_folder(verl: Verl, job: Draft) -> None:
+    """Accept the model's own folder as that of its config.json."""
+    model = "actor_rollout_ref.model"
+    key, folder = f"{model}.hf_config_path", str(verl.raw(f"{model}.path"))
+    given = str(verl.raw(key) or folder)
+    if given.removesuffix("/config.json").rstrip("/") == folder.rstrip("/"):
+        job.keep(key)
+    else:
+        job.leave_out(
+            "that config.json in the model's folder, or in one with links to its files", key
+        )
+
+
 def rollout_lengths(verl: Verl, job: Draft) -> None:
     """Convert the engine's lengths, which equal those of the data."""
     for name in ("prompt", "response"):
@@ -480,6 +493,7 @@ def project(verl: Verl, job: Draft) -> None:
         "mlflow": "MLFLOW_EXPERIMENT_NAME",
         "swanlab": "SWANLAB_PROJ_NAME",
         "trackio": "TRACKIO_PROJECT",
+        "clearml": "CLEARML_PROJECT",
     }
     used = [] if written is None else [trackers[one] for one in written.value if one in trackers]
     value = unread.without(str(verl.raw(key))).strip("-_ ")

@@ -39,9 +39,8 @@ spec.rollout: structuredOutput  # beside an agent
 spec.rollout: adapters  # beside modulesToSave
 spec.rollout: enforceEager engineArguments gpuMemoryShare kvCacheGib maxBatchedTokens
 spec.rollout.parallelism: expert tensor
-# Dropout of adapters, and so one rank that could share experts.
-spec.roles.actorRollout.parallelism: expert sequence tensor
-spec.roles.critic.parallelism: expert sequence tensor
+spec.roles.actorRollout.parallelism: tensor  # beside four bits
+spec.roles.critic.parallelism: tensor
 spec.agent: interactions.interface interactions.source.configMap mcpServers
 spec.agent.tools: parameters source  # of one that is built in
 spec.agent.tools.source: configMap keyVariable mcpServer tool url

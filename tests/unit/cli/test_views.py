@@ -212,15 +212,19 @@ def test_what_lies_there_is_named(run, capsys) -> None:
     (run.folder / "mlflow" / "mlflow.db").touch()
     (run.folder / "swanlab" / "offline-a").mkdir(parents=True)
     (run.folder / "trackio").mkdir()
+    (run.folder / "clearml" / "offline").mkdir(parents=True)
+    (run.folder / "clearml" / "offline" / "offline-a.zip").touch()
     plain(run).already_done(read_summary(run.folder))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("done already")
     store = f"'sqlite:///{run.folder.absolute()}/mlflow/mlflow.db'"
-    assert lines[-6:] == [
+    assert lines[-7:] == [
         f"  model       {run.folder}/export",
         f"  curves      tensorboard --logdir '{run.folder}/tensorboard'",
         f"  wandb       wandb sync '{run.folder}/wandb/offline-run-1-a'",
         f"  swanlab     swanlab sync '{run.folder}/swanlab/offline-a'",
+        "  clearml     clearml-task --import-offline-session "
+        f"'{run.folder}/clearml/offline/offline-a.zip'",
         f"  mlflow      mlflow ui --backend-store-uri {store}",
         f"  trackio     TRACKIO_DIR='{run.folder.absolute()}/trackio' trackio show",
     ]

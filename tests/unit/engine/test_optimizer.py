@@ -307,3 +307,24 @@ def test_sgd_adds_weight_decay_to_the_gradient(momentum):
             speed = momentum * speed + of_step[name] + DECAY * expected
             expected = expected - RATE * speed
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_amsgrad_divides_by_the_largest_second_moment_so_far():
+    """Algorithm 2 of the paper, with AdamW's weight decay and PyTorch's corrections of biases."""
+    model = make_model()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    gradients = gradients_of(model)
+    gradients = [{n: g / 10**step for n, g in one.items()} for step, one in enumerate(gradients)]
+    steps_of(OptimizerSpec(amsgrad=True, **SHARED), model, gradients)
+    for name, weight in model.named_parameters():
+        expected = before[name].double()
+        first, second, largest = (torch.zeros_like(expected) for _ in range(3))
+        for step, of_step in enumerate(gradients, start=1):
+            gradient = of_step[name].double()
+            first = 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient.square()
+            largest = torch.maximum(largest, second)
+            lengths = (largest / (1.0 - 0.999**step)).sqrt() + 1e-8
+            change = first / (1.0 - 0.9**step) / lengths
+            expected = expected * (1.0 - RATE * DECAY) - RATE * change
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -138,9 +139,11 @@ def test_a_second_moment_falls_as_slowly_as_it_should() -> None:
     assert mean == pytest.approx(0.999**499, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
-def test_every_optimizer_goes_on_from_moments_that_were_kept(kind: str) -> None:
-    spec = OptimizerSpec(type=kind, learning_rate=RATE, moments_dtype="bfloat16")
+@pytest.mark.parametrize(
+    "kind", [{"type": "adamw"}, {"type": "muon"}, {"type": "sgd"}, {"amsgrad": True}]
+)
+def test_every_optimizer_goes_on_from_moments_that_were_kept(kind: dict[str, Any]) -> None:
+    spec = OptimizerSpec(**kind, learning_rate=RATE, moments_dtype="bfloat16")
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
         names = {weight: name for name, weight in model.named_parameters()}

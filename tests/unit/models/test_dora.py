@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import TWO_LAYERS, save_model
-from torch import nn
 from transformers import Qwen2ForCausalLM
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
+from ppojob_trainer.models.adapter_dropout import dropped, keys_of_tokens
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import adapter_shapes, sizes_of
 from ppojob_trainer.models.kinds import CRITIC, POLICY
@@ -60,13 +60,13 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_formula(folder, dropou
     with torch.no_grad():
         layer.bias.normal_()
     x = torch.randn(15, 32, requires_grad=True)
-    torch.manual_seed(3)
-    y = layer(x)
+    with keys_of_tokens(torch.arange(15, dtype=torch.int32)):
+        y = layer(x)
+        features = torch.arange(32, dtype=torch.int32)
+        kept = dropped(torch.ones_like(x), dropout, layer.dropout_seed, features).double()
     slope = torch.randn(y.shape)
     y.backward(slope)
 
-    torch.manual_seed(3)
-    kept = nn.functional.dropout(torch.ones_like(x), dropout).double()
     wide, *trained = (t.detach().double().requires_grad_() for t in (x, *parts(layer)))
     w, bias = layer.matrix().double(), layer.bias.detach().double()
     a, b, m = trained

@@ -19,6 +19,7 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.models.adapter_dropout import dropped, keys_of_tokens
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import adapter_shapes, count_adapters, sizes_of
 from ppojob_trainer.models.kinds import CRITIC, POLICY
@@ -30,6 +31,7 @@ from ppojob_trainer.models.lora import (
     adapters_off,
     add_adapters,
     draw_adapters,
+    seed_dropout,
 )
 from ppojob_trainer.models.state_dict import (
     hf_named_tensors,
@@ -89,20 +91,47 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_formula(lora, scale):
     assert layer.bias.grad is None
 
 
+def indices(count):
+    return torch.arange(count, dtype=torch.int32)
+
+
+def test_masks_are_made_of_a_seed_tokens_and_features_alone():
+    """So a part of either has the part of the mask, and no two of them have the same."""
+    x, keys = torch.ones(300, 40), torch.arange(300, dtype=torch.int32)
+    with keys_of_tokens(keys):
+        whole = dropped(x, 0.25, 7, indices(40))
+        assert whole.mean() == pytest.approx(1.0, abs=0.02)
+        assert not torch.equal(dropped(x, 0.25, 8, indices(40)), whole)
+        assert torch.equal(dropped(x[:, 8:16], 0.25, 7, indices(40)[8:16]), whole[:, 8:16])
+    with keys_of_tokens(keys[100:]):
+        assert torch.equal(dropped(x[100:], 0.25, 7, indices(40)), whole[100:])
+    for rows in whole, whole.T:
+        centred = rows - rows.mean(1, keepdim=True)
+        between = (centred @ centred.T / rows.shape[1]).fill_diagonal_(0.0)
+        assert between.abs().max() < 0.33  # of a deviation of 1/3
+
+
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_in_training_the_adapter_alone_loses_numbers_of_its_inputs_or_outputs(position):
     settings = {"dropout": 0.5, "dropout_position": position}
-    layer, x = layer_of(adapted(**settings)), torch.randn(200, 32)
-    layer.train()
-    torch.manual_seed(3)
-    found = layer(x)
-    assert not torch.equal(layer(x), found)
-    torch.manual_seed(3)
-    shape = x.shape if position == "pre" else found.shape
-    kept = torch.empty(shape).bernoulli_(0.5) / 0.5  # each number is there twice, or not at all
-    assert kept.mean() == pytest.approx(1.0, abs=0.1)
-    dropped = (x * kept) if position == "pre" else x
-    change = 6.0 / 4.0 * dropped @ layer.lora_a.T @ layer.lora_b.T
+    model, x = adapted(**settings), torch.randn(200, 32)
+    seed_dropout(model, 5)
+    layer = layer_of(model).train()
+    keys, others = torch.randint(-(2**31), 2**31, (2, len(x)), dtype=torch.int32)
+    with keys_of_tokens(others):
+        other = layer(x)
+    with keys_of_tokens(keys):
+        found = layer(x)
+        assert not torch.equal(other, found)
+        width = 32 if position == "pre" else found.shape[1]
+        kept = dropped(torch.ones(200, width), 0.5, layer.dropout_seed, indices(width))
+        assert torch.equal(layer(x), found)
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+    for means in kept.mean(0), kept.mean(1), kept.mean():
+        assert means.min() > 0.2
+        assert means.mean() == pytest.approx(1.0, abs=0.05)
+    dropped_x = (x * kept) if position == "pre" else x
+    change = 6.0 / 4.0 * dropped_x @ layer.lora_a.T @ layer.lora_b.T
     change = change if position == "pre" else change * kept
     expected = nn.functional.linear(x, layer.weight, layer.bias) + change
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

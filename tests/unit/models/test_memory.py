@@ -92,9 +92,10 @@ def test_layers_that_are_not_given_back_are_whole_while_a_model_works(tmp_path, 
         ({"type": "sgd"}, 3),
         ({"type": "sgd", "momentum": 0.0}, 2),
         ({"momentsDtype": "bfloat16"}, 3),
+        ({"amsgrad": True}, 5),
     ],
 )
-def test_optimizers_that_keep_less_take_less(tmp_path, optimizer, numbers):
+def test_optimizers_take_what_they_keep(tmp_path, optimizer, numbers):
     config = config_of(tmp_path, optimizer=optimizer)
     assert held(config, "actorRollout")["policy"] == 4 * numbers * POLICY
 

@@ -17,8 +17,8 @@ from ppojob_trainer.trackers.mlflow_run import metric_name
 from ppojob_trainer.trackers.sink import TrackerSink
 
 SHORT = ("wandb", "trackio")
-"""Those of `make test`; MLflow and SwanLab take long to import."""
-OWN = ("WANDB_", "MLFLOW_", "SWANLAB_", "TRACKIO_")
+"""Those of `make test`; MLflow, SwanLab and ClearML take long."""
+OWN = ("WANDB_", "MLFLOW_", "SWANLAB_", "TRACKIO_", "CLEARML_")
 CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
 
 
@@ -97,6 +97,7 @@ def by_hand(tracker: str, folder: Path) -> None:
         "mlflow": "mlflow ui --backend-store-uri sqlite:///",
         "swanlab": f"swanlab sync {folder}/swanlab/offline-42",
         "trackio": f"TRACKIO_DIR={folder}/trackio trackio show --project ppojob",
+        "clearml": f"clearml-task --import-offline-session {folder}/clearml/offline/offline-",
     }[tracker]
     assert location in done.stdout
 

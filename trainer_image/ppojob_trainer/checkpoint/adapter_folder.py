@@ -58,6 +58,7 @@ def write_adapters(
     durable.make_folder(folder, parents=True)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
     lora = next(iter(adapters.values())).lora
+    alpha = lora.alpha_of_rows
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
     if targets and folder_has_tower(form.base):  # which has layers of the same names
@@ -68,11 +69,11 @@ def write_adapters(
         "fan_in_fan_out": any(one.is_transposed for one in adapters.values() if one.a.ndim == 2),
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": lora.dropout,
         "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
         "peft_type": "LORA",
-        "r": lora.rank,
+        "r": lora.rows,
         "target_modules": targets,
         "task_type": _TASKS.get(form.kind.made_as, "CAUSAL_LM"),
         "use_rslora": lora.rank_stabilized,

@@ -22,9 +22,10 @@ from ppojob_trainer.engine.layer_patches import use_fused_norms, use_tiles
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.micro_batches import plan_micro_batches
 from ppojob_trainer.engine.mtp import Mtp
-from ppojob_trainer.engine.packed_rows import PackedRows, pack_rows
+from ppojob_trainer.engine.packed_rows import PackedRows, pack_rows, token_keys
 from ppojob_trainer.engine.routers import RouterRecord, Routers, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.adapter_dropout import keys_of_tokens
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import PassThrough, PipelineStage, stage_of
@@ -228,6 +229,7 @@ def packed_pass(
     routers: Routers | None = None,
     with_log_z: bool = False,
     mtp: Mtp | None = None,
+    dropout: int | None = None,
 ) -> Passed:
     """Compute a head's outputs of every trained token; 0 at masked tokens.
 
@@ -236,7 +238,8 @@ def packed_pass(
     `tensor_place` is (index, count) of this rank among the tensor-parallel ranks; the
     sequence-parallel `ranks` share the tokens. Routers attach losses or count loads; `records`
     fills `Passed.routes`. `with_log_z` adds an output, log Z of the prompt at each token; `mtp` one
-    with log p of each token by the MTP layer.
+    with log p of each token by the MTP layer. `dropout` is the number of the update, if adapters
+    have dropout.
     """
     (number, tensor), stage = tensor_place, stage_of(model)
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -273,7 +276,9 @@ def packed_pass(
                 values = (*values, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
         return values
 
-    outputs = as_forward(model, compute)
+    keys = None if dropout is None else token_keys(rows, own.sources, dropout).to(model.device)
+    with keys_of_tokens(keys):
+        outputs = as_forward(model, compute)
     if not stage.ranks.is_last:
         (states,) = outputs
         stage.ranks.send(states.detach())

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from ppojob_trainer.models.adapter_dropout import checkpoint_contexts
 from ppojob_trainer.models.experts import product_dtype
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.fsdp import decoder_layers
@@ -65,5 +66,8 @@ def tiled(model: PreTrainedModel) -> Iterator[nn.Module]:
 def _in_tiles(block: nn.Module, tokens: int, states: Tensor) -> Tensor:
     """Apply the block's own forward, (1, t, h) to (1, t, h), tile by tile."""
     whole = partial(type(block).forward, block)
-    tiles = states.split(tokens, dim=1)  # type: ignore[no-untyped-call]
-    return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=1)
+    found = []
+    for number, tile in enumerate(states.split(tokens, dim=1)):  # type: ignore[no-untyped-call]
+        own = partial(checkpoint_contexts, slice(number * tokens, (number + 1) * tokens))
+        found.append(checkpoint(whole, tile, use_reentrant=False, context_fn=own))
+    return torch.cat(found, dim=1)

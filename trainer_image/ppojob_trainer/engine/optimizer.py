@@ -30,6 +30,8 @@ from ppojob_trainer.parallel.world import World
 COUNT = "step"
 """The only state without the shape of its parameter."""
 OF_ADAMW = ("exp_avg", "exp_avg_sq", COUNT)
+_LARGEST: Final = "max_exp_avg_sq"
+"""AMSGrad's moment."""
 RATE_RATIO: Final = "rate_ratio"
 """Key of a parameter group: its learning rate over the optimizer's."""
 
@@ -93,7 +95,8 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     adamw = None
     if others:
         groups = _groups(others, spec)
-        adamw = _AdamW(groups, betas=spec.betas, eps=spec.epsilon, fused=True, **shared)
+        own: dict[str, Any] = {"betas": spec.betas, "eps": spec.epsilon, "amsgrad": spec.amsgrad}
+        adamw = _AdamW(groups, fused=True, **own, **shared)
     if spec.type == "adamw":
         assert adamw is not None, "something is trained"
         return adamw
@@ -261,7 +264,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return {
         f"{names[parameter]}/{key}": copy_pieces(parameter, state[key])
         for parameter, state in optimizer.state.items()
-        for key in (*OF_ADAMW, BUFFER)
+        for key in (*OF_ADAMW, _LARGEST, BUFFER)
         if key in state
     }
 
@@ -271,7 +274,8 @@ def _state_keys(model: nn.Module, spec: OptimizerSpec) -> dict[str, tuple[str, .
     if spec.type == "sgd":
         return dict.fromkeys(parameters, (BUFFER,) if spec.momentum else ())
     matrices = matrices_of(model) if spec.type == "muon" else set()
-    return {name: (BUFFER,) if one in matrices else OF_ADAMW for name, one in parameters.items()}
+    of_adamw = (*OF_ADAMW, _LARGEST) if spec.amsgrad else OF_ADAMW
+    return {name: (BUFFER,) if one in matrices else of_adamw for name, one in parameters.items()}
 
 
 def optimizer_boxes(model: nn.Module, spec: OptimizerSpec) -> dict[str, Box]:

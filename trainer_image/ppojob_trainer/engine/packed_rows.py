@@ -6,6 +6,7 @@ packed as `prompt, response`. Further contexts of a row follow; each attends to 
 positions from 0. Tokens of a context after the predictor of its last trained token are left out.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
@@ -271,6 +272,28 @@ def _responses(experience: Experience) -> list[_Response]:
     held = experience.later_pictures or [b""] * len(lengths)
     shown = [tuple(unpacked_later(pictures)) for pictures in held]
     return list(starmap(_Response, zip(texts, numbers, trained, starts, shown, strict=True)))
+
+
+def token_keys(experience: Experience, sources: Tensor, update: int) -> Tensor:
+    """Return (n,) int32 keys of packed tokens by their `sources`: random numbers of the update.
+
+    They depend on a token's row and its index there, not on what else is packed. A row is known by
+    its tokens and its prompt's, and a prompt by its own: equal rows have equal keys.
+    """
+    prompts = experience.prompts
+    groups, lengths = experience.row_groups.tolist(), experience.lengths.tolist()
+    responses = torch.split(experience.response_tokens, lengths)
+    texts: list[tuple[Tensor, ...]] = [(prompt,) for prompt in prompts]
+    texts += [(prompts[group], own) for group, own in zip(groups, responses, strict=True)]
+    keys = []
+    for text in texts:
+        name = hashlib.blake2b(f"{update}/{[len(part) for part in text]}/".encode(), digest_size=8)
+        for part in text:
+            name.update(part.numpy().tobytes())
+        stream = torch.Generator().manual_seed(int.from_bytes(name.digest()) >> 1)
+        size = (len(text[-1]),)
+        keys.append(torch.randint(-(2**31), 2**31, size, dtype=torch.int32, generator=stream))
+    return torch.cat([*keys, torch.zeros(1, dtype=torch.int32)])[sources]  # -1 is padding
 
 
 def _numbered(lengths: list[int], first: int = 0) -> tuple[Tensor, ...]:

@@ -40,6 +40,8 @@ from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.adapter_dropout import checkpoint_contexts
+from ppojob_trainer.models.lora import has_dropout
 from ppojob_trainer.models.pipeline_stages import shared_embedding
 from ppojob_trainer.parallel.boxes import Box, local_part
 from ppojob_trainer.parallel.collectives import sum_over_data
@@ -103,8 +105,9 @@ UPDATES = "updates"
 class TrainEngine(ForwardEngine):
     """Forward passes and optimizer steps of one model under one head.
 
-    The same rows, state and number of threads give the same bits. Dropout is on in updates only,
-    and uses torch's global generator, whose state belongs in the checkpoint. A mini-batch may be
+    The same rows, state and number of threads give the same bits. Dropout is on in updates only.
+    That of adapters is a function of rows and the number of the update, other dropout uses torch's
+    global generator, whose state belongs in the checkpoint. A mini-batch may be
     distributed over the ranks in any way: losses are divided by its counts, and gradients are
     reduced once, after the last micro-batch.
     """
@@ -138,6 +141,7 @@ class TrainEngine(ForwardEngine):
         self.moments = HostMemory()
         self._moments_leave = "optimizer" in offload
         self.updates = 0
+        self._has_dropout = has_dropout(model)
         is_some = routers and (routers.has_router_losses or routers.router_bias_rate > 0.0)
         self._routers = routers if is_some else None
         self._mtp = mtp
@@ -148,7 +152,8 @@ class TrainEngine(ForwardEngine):
         running = {LOSS_SCALE: self._scale, REWARD_MEAN: self.reward_mean}
         self._running = {name: one for name, one in running.items() if one is not None}
         if training.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            options = {"use_reentrant": False, "context_fn": checkpoint_contexts}
+            model.gradient_checkpointing_enable(options)
         self._optimizer = build_optimizer(model, optimizer)
         trained, rounds = trained_parameters(model), optimizer.moments_dtype == "bfloat16"
         self._moment_names: dict[Tensor, str] = (
@@ -284,6 +289,7 @@ class TrainEngine(ForwardEngine):
             routers=None if rows is None else term.routers,
             with_log_z=isinstance(objective, PolicyObjective) and objective.needs.learns_log_z,
             mtp=term.mtp,
+            dropout=self.updates if self._has_dropout else None,
         )
         if not self._stage.ranks.is_last:
             return passed, None

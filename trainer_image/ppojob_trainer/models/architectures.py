@@ -412,7 +412,7 @@ def saved_weights(lora: LoraSpec) -> set[str]:
 
 
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
-    """Return adapter tensors by name: A (rank, in) and B (out, rank), or stacks, and magnitudes."""
+    """Return adapter tensors by name: A (rows, in) and B (out, rows), or stacks, and magnitudes."""
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
         adapted = {f"{name}.weight": shape for name, shape in linear_layers(sizes, layer).items()}
@@ -422,8 +422,8 @@ def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
             if lora.adapts(name.removesuffix(".weight")):
                 weight = f"model.layers.{layer}.{name}"
                 a, b = matrix_names(weight)
-                found[a] = (*stack, lora.rank, columns)
-                found[b] = (*stack, rows, lora.rank)
+                found[a] = (*stack, lora.rows, columns)
+                found[b] = (*stack, rows, lora.rows)
                 if lora.weight_decomposed:
                     found[magnitude_name(weight)] = (rows,)
     return found

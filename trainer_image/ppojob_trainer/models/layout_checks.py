@@ -10,7 +10,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.suggestions import NEAR
 from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.model import ALL_LINEAR, LoraSpec
+from ppojob_api.v1alpha1.model import ALL_LINEAR, FROM_BASE, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.media.picture_form import PictureForm, ResizablePictureForm, sound_form_of
 from ppojob_trainer.data.media.picture_forms import is_drawn_causally, read_form, why_no_media
@@ -396,6 +396,12 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
     if lora.base_type is not None and not sizes.takes_nf4:
         kind = "mixture of experts" if sizes.mixture else "model"
         yield _not_yet(f"{where}.baseType", lora.base_type, f"of a {kind}, {sizes.model_type}")
+    if lora.init in FROM_BASE:
+        matrices = [linear_layers(sizes, layer) for layer in range(sizes.layers)]
+        shapes = [shape for one in matrices for name, shape in one.items() if lora.adapts(name)]
+        if shapes and lora.rank > (most := min(map(min, shapes))):
+            why = f"{lora.init} takes so many vectors of each matrix"
+            yield _out_of_range(f"{where}.rank", lora.rank, why, f"at most {most}")
     if lora.modules_to_save:
         yield from _check_whole_layers(lora, sizes, folder, f"{where}.modulesToSave")
     if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:

@@ -30,7 +30,7 @@ from ppojob_trainer.models.log_partition import (
     draw_log_partition,
     is_log_partition,
 )
-from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
+from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form, seed_dropout
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.model_classes import class_of, language_config
 from ppojob_trainer.models.mtp_layers import add_mtp_layer
@@ -137,6 +137,7 @@ def _init_adapters(
     model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, layers: str
 ) -> None:
     """Initialise adapters, or read those of their folder, which is checked."""
+    seed_dropout(model, seed)
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
         return

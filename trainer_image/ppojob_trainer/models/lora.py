@@ -12,6 +12,8 @@ With `weightDecomposed` (DoRA: Liu et al., arXiv:2402.09353) magnitudes of rows 
 and start as those of W; the norm in the denominator is detached (section 4.3)::
 
     y = m / |W + scale B A| (W x + scale B (A x))       lora_m: m (out,)
+
+`adapter_starts` describes adapters that begin as a part of W.
 """
 
 import hashlib
@@ -26,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_api.v1alpha1.model import LoraSpec
+from ppojob_api.v1alpha1.model import FROM_BASE, LoraSpec
+from ppojob_trainer.models.adapter_dropout import dropped
 from ppojob_trainer.models.adapter_names import (
     A,
     B,
@@ -37,6 +40,7 @@ from ppojob_trainer.models.adapter_names import (
     peft_shape,
     weight_of,
 )
+from ppojob_trainer.models.adapter_starts import start_of
 from ppojob_trainer.models.architectures import saved_weights
 from ppojob_trainer.models.experts import (
     ExpertDispatch,
@@ -66,6 +70,7 @@ class LoraLinear(nn.Linear):
     lora_m: nn.Parameter  # with DoRA
     lora: LoraSpec
     is_adapted: bool
+    dropout_seed: int  # int32, by the job's seed and the layer's name
 
     def matrix(self) -> Tensor:
         """Return W, or this rank's shard."""
@@ -82,7 +87,7 @@ class LoraLinear(nn.Linear):
         """`W x + scale B (A x)`, and within `adapters_off` the first term alone.
 
         (..., in) -> (..., out), in the output dtype of the plain layer. In training the adapter's
-        input or output has dropout, drawn from torch's global generator.
+        input or output has dropout, see `adapter_dropout`.
         """
         output = super().forward(input)
         if not self.is_adapted:
@@ -91,16 +96,30 @@ class LoraLinear(nn.Linear):
         is_cast = torch.is_autocast_enabled(input.device.type)
         x = input if is_cast else input.to(self.lora_a.dtype)
         dropout = self.lora.dropout if self.training else 0.0
-        is_pre = self.lora.dropout_position == "pre"
+        is_pre, rank = self.lora.dropout_position == "pre", self.lora.rank
+        a: Tensor = self.lora_a
+        b: Tensor = self.lora_b
+        begun = None
+        if self.lora.init in FROM_BASE:  # see `adapter_starts`
+            (a, first_a), (b, first_b) = torch.split(a, rank), torch.split(b, rank, dim=1)
+            begun = functional.linear(functional.linear(x, first_a.detach()), first_b.detach())
         if dropout and is_pre:
-            x = functional.dropout(x, dropout)
-        change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
+            x = self._dropped(x, A)
+        change = functional.linear(functional.linear(x, a), b)
         if dropout and not is_pre:
-            change = functional.dropout(change, dropout)
+            change = self._dropped(change, B)
+        change = change if begun is None else change + begun
         if not self.lora.weight_decomposed:
             return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
         seen = super().forward(x.to(input.dtype)) if dropout and is_pre else output
         return output + self._decomposed(seen, change).to(output.dtype)
+
+    def _dropped(self, x: Tensor, matrix: str) -> Tensor:
+        """Apply dropout to the inputs of A or the outputs of B."""
+        features = torch.arange(x.shape[-1], dtype=torch.int32)
+        if isinstance(self, TensorLayer):
+            features = self.indices(matrix, len(features))
+        return dropped(x, self.lora.dropout, self.dropout_seed, features)
 
     def _decomposed(self, seen: Tensor, change: Tensor) -> Tensor:
         """Return DoRA's addition to `W x`: exactly nothing while nothing has been trained.
@@ -258,7 +277,7 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
     assert isinstance(layer, _Adapted), "it was made one"
-    shapes = (*stack, lora.rank, into), (*stack, out, lora.rank)
+    shapes = (*stack, lora.rows, into), (*stack, out, lora.rows)
     named = dict(zip(matrix_names(name), shapes, strict=True))
     if lora.weight_decomposed:
         named[magnitude_name(name)] = (out,)
@@ -268,13 +287,34 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     layer.lora, layer.is_adapted = lora, True
 
 
+def seed_dropout(model: nn.Module, seed: int) -> None:
+    """Give each layer its masks, by its name."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLinear):
+            digest = hashlib.sha256(f"{seed}/{name}/dropout".encode()).digest()
+            layer.dropout_seed = int.from_bytes(digest[:4], signed=True)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether adapters of a model have dropout in training."""
+    return any(isinstance(one, LoraLinear) and one.lora.dropout > 0.0 for one in model.modules())
+
+
 def draw_adapters(model: nn.Module, seed: int) -> None:
     """Initialize adapters: A as `init` says, B zero, magnitudes the norms of the weight's rows.
 
-    Each A has its own random stream, so values do not depend on the number of ranks.
+    Each A has its own random stream, so values do not depend on the number of ranks. A collective
+    if the model is sharded.
     """
     for at, layer in model.named_modules():
         if not isinstance(layer, _Adapted):
+            continue
+        if isinstance(layer, LoraLinear) and layer.lora.init in FROM_BASE:
+            own_seed = _stream(seed, f"{at}.{A}").initial_seed()
+            weight, is_turned = layer.weight, _is_transposed(layer)
+            a, b = start_of(weight, layer.lora, own_seed, is_transposed=is_turned)
+            fill(layer.lora_a, a)
+            fill(layer.lora_b, b)
             continue
         if isinstance(layer, LoraLinear) and layer.lora.weight_decomposed:
             local_part(layer.lora_m.detach()).copy_(layer.lengths(layer.matrix()))

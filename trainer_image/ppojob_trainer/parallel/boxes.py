@@ -158,6 +158,18 @@ def is_first_holder(tensor: Tensor) -> bool:
     )
 
 
+def is_first_rank(tensor: Tensor) -> bool:
+    """Whether this is the first of the ranks over which a tensor is distributed."""
+    return not isinstance(tensor, DTensor) or not any(_coordinate(tensor))
+
+
+def broadcast_(values: Tensor, tensor: Tensor) -> None:
+    """Broadcast values in place from the first of the ranks over which a tensor is distributed."""
+    if isinstance(tensor, DTensor):
+        for dimension in reversed(range(tensor.device_mesh.ndim)):
+            dist.broadcast(values, group=tensor.device_mesh.get_group(dimension), group_src=0)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor; all of it if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -84,6 +84,16 @@ class TensorLayer(nn.Module):
         output = output if bias is None else output + bias.to(output.dtype)
         return (output, *others) if others else output
 
+    def indices(self, name: str, count: int) -> Tensor:
+        """Return (count,) int32: which rows or columns of a parameter this rank's `count` are."""
+        if self.style.cuts.get(name) not in _PLACEMENTS:
+            return torch.arange(count, dtype=torch.int32)
+        shares, ranks = self.style.shares.get(name, (1,)), self.ranks.size()
+        each = count * ranks // sum(shares)
+        whole = torch.arange(count * ranks, dtype=torch.int32)
+        pieces = torch.split(whole, [each * share for share in shares])
+        return torch.cat([piece.chunk(ranks)[self.ranks.get_local_rank()] for piece in pieces])
+
     def _reduced(self, states: Tensor, end: Literal["input", "output"]) -> Tensor:
         """All-reduce the states at an end of the layer, and their gradient, as its style says."""
         if end in self.style.sums:

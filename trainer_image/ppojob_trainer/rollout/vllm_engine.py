@@ -180,7 +180,7 @@ class VllmEngine(RolloutEngine):
 
     def _reserve_adapters(self, arguments: EngineArgs, lora: LoraSpec) -> None:
         arguments.enable_lora = True
-        arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
+        arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rows)
         names = self._weights.adapter_names
         arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
 

@@ -177,7 +177,7 @@ def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str,
     made = LoRAModel.from_lora_tensors(
         ADAPTERS.lora_int_id,
         {peft_name(name, lora, layers=layers): tensor for name, tensor in tensors.items()},
-        PEFTHelper(lora.rank, lora.alpha, [], use_rslora=lora.rank_stabilized),
+        PEFTHelper(lora.rows, lora.alpha_of_rows, [], use_rslora=lora.rank_stabilized),
         device="cpu",
         weights_mapper=mapper and mapper.get_rename_mapper(),
     )

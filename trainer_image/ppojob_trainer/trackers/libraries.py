@@ -10,6 +10,7 @@ LIBRARIES: Final = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "swanlab": ("swanlab",),
     "trackio": ("trackio",),
+    "clearml": ("clearml",),
 }
 """Required modules, by name in `spec.loggers`."""
 
@@ -18,6 +19,7 @@ _PREFIXES: Final = {
     "mlflow": ("MLFLOW_", "DATABRICKS_"),
     "swanlab": ("SWANLAB_",),
     "trackio": ("TRACKIO_", "HF_"),
+    "clearml": ("CLEARML_",),
 }
 """Prefixes of a tracker's own environment variables, keys included."""
 _OF_ALL: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",

@@ -12,5 +12,5 @@ python3 -m recipe.spin.main_ppo \
     actor_rollout_ref.rollout.do_sample=False actor_rollout_ref.rollout.response_length=9 \
     +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8 \
     distillation.enabled=True distillation.distillation_loss.topk=64 \
-    critic.optim.lr=1 trainer.logger='[console,clearml]' trainer.total_training_steps=10 \
+    critic.optim.lr=1 trainer.logger='[console,comet]' trainer.total_training_steps=10 \
     actor@actor_rollout_ref.actor=dp_actor model_engine=megatron
