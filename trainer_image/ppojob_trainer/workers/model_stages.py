@@ -19,7 +19,6 @@ from ppojob_trainer.rpc.messages.rows import BatchName, MoveColumns, MoveRows
 from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
@@ -93,7 +92,7 @@ class ModelStages:
         within = Link(world.along(*WITHIN), world.device)
         return BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
-    def _restore(self, request: Restore) -> Nothing:
+    def _restore(self, request: Restore) -> None:
         self.device.use_models()
         self.state.invalidate()
         self._rows = self._batch = None
@@ -105,20 +104,17 @@ class ModelStages:
         # Last, since a learner restores the random state.
         for name, model in self.trained.items():
             model.learner.restore(folder, request.files, request.total_updates[name])
-        return Nothing()
 
-    def _move_rows(self, request: MoveRows) -> Nothing:
+    def _move_rows(self, request: MoveRows) -> None:
         mine = self.rows.mine if self.channels.owns_rows else None
         index, moved = self.channels.move_rows(request.role, request.index, mine)
         # A restarted controller repeats this, but not finished passes: their columns stay.
         if not self.channels.owns_rows and self._batch != request.batch:
             self.place(index, moved)
             self._batch = request.batch
-        return Nothing()
 
-    def _move_columns(self, request: MoveColumns) -> Nothing:
+    def _move_columns(self, request: MoveColumns) -> None:
         self.channels.move_columns(request, self.rows.mine)
-        return Nothing()
 
     def _forward(self, request: Forward) -> PassStatistics:
         if trained := self.trained.get(request.model):
