@@ -17,7 +17,7 @@ from ppojob_trainer.controller.batch_source import (
     has_signal,
     sampling_metrics,
 )
-from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead
+from ppojob_trainer.controller.lookahead import InterleavedSource
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.timer import StepTimer
@@ -120,10 +120,9 @@ def sampling_of(
     stages: Any, algorithm: AlgorithmSpec, settings: DynamicSamplingSpec, *, drops: bool
 ) -> DynamicSampling:
     order: Any = SimpleNamespace(place=(0, 0), batches_behind=lambda *_: [])
-    later = Lookahead(
-        stages, algorithm, steps=0, total_steps=1, passes=None, dataset=stages, order=order
-    )
-    return DynamicSampling(stages, algorithm, settings, drops, InterleavedSource(later))
+    algorithm = algorithm.model_copy(update={"dynamic_sampling": settings})
+    source = InterleavedSource(stages, algorithm, 0, 1, None, dataset=stages, order=order)
+    return DynamicSampling(source, settings, drops)
 
 
 def prompt(index: int) -> PromptRow:

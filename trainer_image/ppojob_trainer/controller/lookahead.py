@@ -34,8 +34,11 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True)
-class Lookahead:
-    """Batches of the next steps."""
+class InterleavedSource:
+    """Batch source of colocated engines, and of any engines without lookahead.
+
+    Partial rows continue in the next step; the ranks save them as their state.
+    """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
@@ -48,6 +51,27 @@ class Lookahead:
     @property
     def size(self) -> int:
         return self.algorithm.draw[1]
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Generate the rows of a step; raises as `staleness`."""
+        with timer("data"):
+            batches = step_batches(self.algorithm, draw(self.size), len(self.stages.actor.ranks))
+            following = self.batches_from(step + 1, self.order.place)
+        self.generate(step, batches, following, timer)
+        return Rows(*batches, metrics=self.staleness(batches[0], step))
+
+    def generate(
+        self, step: int, batches: StepBatches, following: Sequence[StepBatches], timer: StepTimer
+    ) -> None:
+        """Generate rows completely, and the following ones as far as they get.
+
+        Rows on disk are generated again, as in `PrefetchedSource.begin`.
+        """
+        batch, greedy = batches
+        if following and self.stages.tape.is_replayed(batch, step):
+            with timer("gen"):
+                self.stages.run_engines(batch, step, greedy, following)
+        self.stages.generate(batch, step, greedy, timer, ahead=following)
 
     def batches_from(self, step: int, place: Place) -> list[StepBatches]:
         """Return the batches of a step whose prompts begin at `place`, and of later steps."""
@@ -76,18 +100,10 @@ class Lookahead:
         """Return the number of rounds begun in the run; 0 without lookahead."""
         return self.order.batches_read(self.order.place, self.size) if self.steps else 0
 
-    def draw_batches(
-        self, step: int, draw: Draw, timer: StepTimer
-    ) -> tuple[StepBatches, list[StepBatches]]:
-        """Draw the prompts of a step; return its batches and those of later steps."""
-        with timer("data"):
-            batches = step_batches(self.algorithm, draw(self.size), len(self.stages.actor.ranks))
-            return batches, self.batches_from(step + 1, self.order.place)
-
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
-        """Return the staleness metrics of a step; JobFailed if a token is staler than allowed.
+        """Return the staleness metrics of a step, none without lookahead.
 
-        None without lookahead.
+        JobFailed if a token is staler than allowed.
         """
         if not self.steps:
             return {}
@@ -104,7 +120,7 @@ class Lookahead:
 
 
 @dataclass(frozen=True)
-class PrefetchedSource:
+class PrefetchedSource(InterleavedSource):
     """Batch source that prefetches rows with standalone engines, in one phase per step.
 
     A phase ends when the rows of the next step are finished; rows of later steps are then partial.
@@ -115,26 +131,25 @@ class PrefetchedSource:
     last step prefetches nothing.
     """
 
-    later: Lookahead
     engines: StandaloneEngines
 
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Wait for a step's rows and start the next phase; raises as `Lookahead.staleness`."""
-        batches, following = self.later.draw_batches(step, draw, timer)
-        self.wait(step, batches, following[: self.later.steps - 1], timer)
+    def generate(
+        self, step: int, batches: StepBatches, following: Sequence[StepBatches], timer: StepTimer
+    ) -> None:
+        """Wait for a step's rows and start the phase of the next step."""
+        self.wait(step, batches, following[: self.steps - 1], timer)
         if following:
             self.begin(step + 1, step - 1, following, timer)
-        return Rows(*batches, metrics=self.later.staleness(batches[0], step))
 
     def wait(
         self, step: int, batches: StepBatches, beside: Sequence[StepBatches], timer: StepTimer
     ) -> None:
         """Wait for the rows of a step; `beside` are later steps generated in the same phase."""
-        stages, (batch, greedy) = self.later.stages, batches
-        is_first = step == stages.tape.began + 1
+        batch, greedy = batches
+        is_first = step == self.stages.tape.began + 1
         if is_first and self._lacks_partial_rows(batch, step):
             self.begin(step, step - 1, [batches, *beside], timer)
-        stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=not is_first)
+        self.stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=not is_first)
 
     def begin(
         self, step: int, version: int, batches: Sequence[StepBatches], timer: StepTimer
@@ -144,13 +159,13 @@ class PrefetchedSource:
         Rows on disk are generated again if later steps are generated with them: the partial rows of
         these depend on the whole batch.
         """
-        stages, (batch, greedy) = self.later.stages, batches[0]
-        if self.later.steps == 1 and stages.tape.is_replayed(batch, step):
+        batch, greedy = batches[0]
+        if self.steps == 1 and self.stages.tape.is_replayed(batch, step):
             return
         with timer("update_weights"):
             self.engines.prepare(version)
         with timer("gen"):
-            self.engines.begin(*stages.generate_requests(batch, step, greedy, batches[1:]))
+            self.engines.begin(*self.stages.generate_requests(batch, step, greedy, batches[1:]))
 
     def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
         """Write the finished rows of the next step into a checkpoint; return the files.
@@ -158,8 +173,8 @@ class PrefetchedSource:
         `folder` is relative to the run folder; `act` names the attempt. The engines save partial
         rows of later steps as their state. Raises as `Checkpoints.save`.
         """
-        stages, step = self.later.stages, progress.step + 1
-        following = self.later.batches_from(step, progress.data.place)
+        stages, step = self.stages, progress.step + 1
+        following = self.batches_from(step, progress.data.place)
         if not following:
             return []
         batch, greedy = following[0]
@@ -177,35 +192,6 @@ class PrefetchedSource:
 
     def _lacks_partial_rows(self, batch: Batch, step: int) -> bool:
         """Whether a step's rows are on disk, but not the partial rows of its phase."""
-        tape = self.later.stages.tape
+        tape = self.stages.tape
         is_recorded = tape.is_replayed(batch, step) and not tape.is_prefetched(batch, step)
-        return self.later.steps > 1 and is_recorded
-
-
-@dataclass(frozen=True)
-class InterleavedSource:
-    """Batch source of colocated engines, and of any engines without lookahead.
-
-    Partial rows continue in the next step; the ranks save them as their state.
-    """
-
-    later: Lookahead
-
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate the rows of a step; raises as `Lookahead.staleness`."""
-        batches, following = self.later.draw_batches(step, draw, timer)
-        self.generate(step, batches, following, timer)
-        return Rows(*batches, metrics=self.later.staleness(batches[0], step))
-
-    def generate(
-        self, step: int, batches: StepBatches, following: Sequence[StepBatches], timer: StepTimer
-    ) -> None:
-        """Generate rows completely, and the following ones as far as they get.
-
-        Rows on disk are generated again, as in `PrefetchedSource.begin`.
-        """
-        stages, (batch, greedy) = self.later.stages, batches
-        if following and stages.tape.is_replayed(batch, step):
-            with timer("gen"):
-                stages.run_engines(batch, step, greedy, following)
-        stages.generate(batch, step, greedy, timer, ahead=following)
+        return self.steps > 1 and is_recorded
