@@ -54,7 +54,6 @@ class JsonLines(RowFile):
     """A JSON-lines file, in UTF-8 without a byte order mark."""
 
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every line's object in order."""
         with open(self.path, "rb") as file:
             for line in file:
                 place = self.place(self.num_rows)
@@ -78,7 +77,6 @@ class JsonArray(RowFile):
         self._items = items
 
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every object in order."""
         for number, item in enumerate(self._items):
             yield parse_row(self.place(number), bytes(item))
 
@@ -147,5 +145,4 @@ class ParquetRows(RowFile):
         return f"{self.path}:{number}"
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

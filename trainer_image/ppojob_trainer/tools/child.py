@@ -82,7 +82,6 @@ class Tools:
         self._environments = Environments(self._methods, self._finished)
 
     def answer(self, body: bytes) -> bytes:
-        """Answer a request."""
         request = _decode(body)
         if isinstance(request, wire.LoadTools):
             return _encode(self.load(request))
@@ -119,7 +118,6 @@ class Tools:
         return wire.ToolsLoaded(problems, loops, scores)
 
     def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
-        """List the tools of a server."""
         opened = McpServer(server)
         if (wrong := opened.problem()) is not None:
             return wire.ToolsDescribed([], [f"{server.name}: {wrong}"])

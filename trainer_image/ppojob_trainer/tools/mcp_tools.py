@@ -106,7 +106,6 @@ class McpServer:
 
     @asynccontextmanager
     async def connected(self) -> "AsyncIterator[Client]":
-        """Connect for the block."""
         import httpx2  # for mcp; both import slowly, and few jobs need them
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client

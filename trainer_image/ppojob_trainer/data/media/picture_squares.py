@@ -104,7 +104,6 @@ class Tiles(ResizablePictureForm):
         return super(Tiles, self).resized(picture, requested)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         tiles = width * height // math.prod(self.tile)
         seen = self.features * (tiles if tiles == 1 else tiles + 1)
         return [self.begin, *[self.token] * seen, self.end]
@@ -146,12 +145,10 @@ class Squares(PictureForm):
         return text.replace(self.begin, self.shown)
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
         del width, height
         return self.size
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         del width, height
         return [self.token] * self.features
 
@@ -210,7 +207,6 @@ class Crops(PictureForm):
         return self._whole(across), self._whole(down)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         across, down = width // self.side, height // self.side
         seen = [self.token] * self.features
         small = [self.around, *self.whole, *seen, self.around]
@@ -319,7 +315,6 @@ class Splits(ResizablePictureForm):
         return max(1, rounded(width * scale)), max(1, rounded(height * scale))
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         columns, rows = self.grid(width, height)
         across, down = self.whole(width, height)
         tile = [self.token] * (self.tile // self.unit) ** 2
