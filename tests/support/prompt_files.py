@@ -111,9 +111,7 @@ class PromptFiles:
     def open(
         self,
         *paths: Path | str,
-        max_rows: int | None = None,
         given: GivenType | None = None,
         **settings: object,
     ) -> PromptDataset:
-        spec = self.spec(*paths, **settings)
-        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows, given=given)
+        return PromptDataset.open(self.spec(*paths, **settings), self.chat, given=given)

@@ -73,7 +73,6 @@ class RowReader:
     chat: ChatTokenizer
     given: GivenType | None  # type of a job whose rows have their answers
     agents: row_checks.RowAgents | None
-    max_rows: int | None
     errors: Findings
     files: list[RowFile] = field(default_factory=list)
     total: int = 0
@@ -84,12 +83,12 @@ class RowReader:
         is_scored = self.given == "reward_model"
         self.media = () if is_scored else _media_of(self.chat.pictures, self.spec)
 
-    def read(self, files: Sequence[DataFile]) -> Iterator[Candidate]:
+    def read(self) -> Iterator[Candidate]:
         """Yield the readable rows of all files, in order."""
         # All are opened before the first row is read, so their problems are reported together.
-        opened = [self._open(data_file) for data_file in files]
+        opened = [(data_file, self._open(data_file)) for data_file in self.spec.train]
         first = 0
-        for entry, (data_file, of_entry) in enumerate(zip(files, opened, strict=True)):
+        for entry, (data_file, of_entry) in enumerate(opened):
             left = data_file.max_rows
             for file in of_entry:
                 before = self.total
@@ -135,7 +134,7 @@ class RowReader:
         self, file: RowFile, first: int, entry: int, limit: int | None
     ) -> Iterator[Candidate]:
         for in_file, cells in enumerate(file.rows()):
-            if self.total == self.max_rows or in_file == limit:
+            if self.total == self.spec.max_train_rows or in_file == limit:
                 return
             self.total += 1
             place = file.place(in_file)
