@@ -31,7 +31,7 @@ class _Event(
     Only that of the first event has an effect, on the date in chat templates.
     """
 
-    time: float
+    time: float = msgspec.field(default_factory=time.time)
 
 
 class RunBegan(_Event, frozen=True, kw_only=True, tag="run_began"):
@@ -115,8 +115,8 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
 
     @classmethod
     def of(cls, step: int, files: Iterable[FileEntry]) -> "CheckpointSaved":
-        """Return the event of now."""
-        return cls(time=time.time(), step=step, size_bytes=sum(file.size_bytes for file in files))
+        """Return the event of a checkpoint of these files."""
+        return cls(step=step, size_bytes=sum(file.size_bytes for file in files))
 
 
 class CheckpointRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
@@ -173,7 +173,7 @@ class Journal:
         """Return the start of the run in unix seconds, the same for every controller."""
         events = self.read()
         if not events:
-            events = [RunBegan(time=time.time())]
+            events = [RunBegan()]
             self.append(events[0])
         return events[0].time
 

@@ -15,7 +15,6 @@ memory those that they have done.
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -297,9 +296,7 @@ class Loop:
         except (_ValidationAborted, RewardFailed) as end:
             seconds = progress.seconds + timer.finish().step_seconds
             done = msgspec.structs.replace(progress, seconds=seconds)
-            trained = StepTrained(
-                time=time.time(), progress=without_tables(done), metrics=dict(metrics)
-            )
+            trained = StepTrained(progress=without_tables(done), metrics=dict(metrics))
             self.journal.append(trained)
             self._unvalidated = trained
             if isinstance(end, _ValidationAborted):
@@ -410,7 +407,7 @@ class Loop:
         self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
-        self.journal.append(StepDone(time=time.time(), progress=changes(before, progress)))
+        self.journal.append(StepDone(progress=changes(before, progress)))
         failpoints.hit(STEP_JOURNALED)
         self.report_progress()
         self.reporter.training.done(progress.step, metrics)
@@ -431,7 +428,7 @@ class Loop:
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
             stages.roles.broadcast(stages.actor, EXPORT_MODEL, Nothing(), id_)
-            self.journal.append(Exported(time=time.time(), step=progress.step))
+            self.journal.append(Exported(step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")
             folder = self.records.run_folder / EXPORT_FOLDER

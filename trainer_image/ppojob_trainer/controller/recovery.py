@@ -8,9 +8,8 @@ running ranks from the state in the journal.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import msgspec
 
@@ -66,11 +65,8 @@ class Recovery:
         attempt = position.controller_attempt + 1
         self.roles.caller.attempt = attempt
         self.roles.rewinds = position.rewinds
-        self.journal.append(
-            ControllerStarted(
-                time=time.time(), attempt=attempt, code_version=ppojob_trainer.version()
-            )
-        )
+        code_version = ppojob_trainer.version()
+        self.journal.append(ControllerStarted(attempt=attempt, code_version=code_version))
         for group in self.roles.groups:
             group.attempt = position.role_attempts.get(group.name, 0)
         return position
@@ -146,12 +142,8 @@ class Recovery:
         ]
 
     def _start(self, group: RoleGroup) -> None:
-        attempt = group.attempt + 1
-        self.journal.append(
-            AttemptStarted(
-                time=time.time(), role=group.name, attempt=attempt, world_size=len(group.ranks)
-            )
-        )
+        attempt, size = group.attempt + 1, len(group.ranks)
+        self.journal.append(AttemptStarted(role=group.name, attempt=attempt, world_size=size))
         self.roles.start(group, attempt)
 
     def _start_missing(self) -> bool:
@@ -168,11 +160,7 @@ class Recovery:
         self.roles.barrier(self._ready_roles(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
-            self.journal.append(
-                CheckpointRefused(
-                    time=time.time(), step=refusal.step, file=refusal.file, reason=refusal.reason
-                )
-            )
+            self.journal.append(CheckpointRefused(**asdict(refusal)))
         progress = self.fresh
         if found.checkpoint is not None:
             progress = found.checkpoint.manifest.progress
@@ -183,9 +171,7 @@ class Recovery:
                 progress = msgspec.structs.replace(progress, demonstrations=cursor)
             self._report_changes(found.refusals, found.checkpoint)
         self._check_data(progress)
-        self.journal.append(
-            Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
-        )
+        self.journal.append(Rewound(from_step=from_step, to_step=progress.step, reason=reason))
         self.roles.rewinds += 1
         self.records.cut_metrics(progress)
         self.tape.read()
@@ -230,5 +216,5 @@ class Recovery:
             SyncWeights(progress.policy_version),
             RequestId(0, progress.step, "restore/sync_weights"),
         )
-        self.journal.append(Resumed(time=time.time(), progress=progress))
+        self.journal.append(Resumed(progress=progress))
         self._has_state = True

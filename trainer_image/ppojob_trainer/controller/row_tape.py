@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,7 +281,6 @@ class RowTape:
     def record(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
         """Journal that a batch is on disk, before training on it."""
         rows = RowsKept(
-            time=time.time(),
             purpose=batch.purpose,
             step=step,
             round=batch.round,
