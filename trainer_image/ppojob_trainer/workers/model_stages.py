@@ -41,7 +41,6 @@ from ppojob_trainer.workers.trained_models import (
     open_process_reward_model,
 )
 
-Frozen = Reference | Teachers
 Trained = Policy | Critic | ProcessRewardModel
 
 
@@ -51,7 +50,7 @@ class ModelStages:
 
     run_folder: Path  # base folder of relative paths in requests
     channels: RowChannels  # to other roles
-    frozen: dict[str, Frozen] = field(default_factory=dict)  # by their names in requests
+    frozen: dict[str, Reference] = field(default_factory=dict)  # by their names in requests
     trained: dict[str, Trained] = field(default_factory=dict)  # by their names in requests
     synced_reference: SyncedReference | None = None  # one of the frozen ones
     device: DeviceSharing = field(default_factory=DeviceSharing)
@@ -153,7 +152,7 @@ def open_stages(
     """Load the reference and the critic of this role."""
     spec = environment.config.spec
     trained: dict[str, Trained] = {} if policy is None else {"policy": policy}
-    frozen: dict[str, Frozen] = {}
+    frozen: dict[str, Reference] = {}
     living = environment.config.topology.living_in(environment.role)
     synced: SyncedReference | None = None
     if "reference" in living:
@@ -162,7 +161,7 @@ def open_stages(
             assert policy is not None, "it is in the policy's ranks"
             synced = SyncedReference(spec, world, refresh, policy.learner)
         if policy is not None and spec.is_own_reference:
-            reference: Frozen = base_reference(spec, world, policy.learner)
+            reference: Reference = base_reference(spec, world, policy.learner)
         elif len(spec.reference_paths) > 1:
             reference = Teachers(spec, world)
         else:
