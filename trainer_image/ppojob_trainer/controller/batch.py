@@ -22,7 +22,7 @@ from ppojob_trainer.rewards.records import DROPPED, FAILED, ValueKind, value_kin
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generated, Interaction, PromptTokens
-from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.rpc.messages.rows import BatchName, ScoredPrompt
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
@@ -175,6 +175,20 @@ class Batch:
         return [
             ModelScoreItem(begin, end, msgspec.json.encode(prompt.prompt))
             for prompt, begin, end in self._answers(first, last)
+        ]
+
+    def scored_prompts(self, first: int, last: int) -> list[ScoredPrompt]:
+        """Return prompts `[first, last)` with the scores of their rows, for the disk."""
+        return [
+            ScoredPrompt(
+                position,
+                prompt.data_source,
+                msgspec.json.encode(prompt.ground_truth),
+                msgspec.json.encode(prompt.extra_info),
+                self.scores[position * self.samples : (position + 1) * self.samples],
+                self.extras[position * self.samples : (position + 1) * self.samples],
+            )
+            for position, prompt in enumerate(self.prompts[first:last], start=first)
         ]
 
     def _answers(self, first: int, last: int) -> Iterator[tuple[PromptRow, int, int]]:

@@ -32,7 +32,7 @@ from ppojob_trainer.rpc.messages.rollout import (
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, ROWS_DRAWN, WRITE_ROWS
-from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, portions
 
 StepBatches = tuple[Batch, Batch | None]
 """Batches of a step's prompts: sampled rows, and greedy rows if a baseline needs them."""
@@ -231,58 +231,28 @@ class RolloutStages:
         An owner writes several parts if its request would be too large. `act` is a part of the
         request id.
         """
-        whole = WriteRows(
-            purpose=batch.purpose,
-            step=step,
-            folder=folder,
-            part=0,
-            first=0,
-            scores=batch.scores,
-            data_sources=[prompt.data_source for prompt in batch.prompts],
-            ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in batch.prompts],
-            extra_infos=[msgspec.json.encode(prompt.extra_info) for prompt in batch.prompts],
-            extras=batch.extras,
-            value_kinds=batch.value_kinds(),
-            round=batch.round,
-        )
-        parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
+        items, kinds = [batch.scored_prompts(*share) for share in batch.shares], batch.value_kinds()
         # The controller's attempt is in the id: after a restart the scores may differ.
         stage = f"{batch.label}/{act}/{self.roles.caller.attempt}"
         files = list[FileEntry]()
-        for index in range(max(map(len, parts))):
-            owners = [owner for owner, own in enumerate(parts) if index < len(own)]
+        for index, parts in enumerate(portions(items, self.chunk_bytes)):
+            owners = [owner for owner, own in enumerate(parts) if own]
             requests = [
-                _part(whole, batch.samples, len(parts) * index + owner, *parts[owner][index])
+                WriteRows(
+                    purpose=batch.purpose,
+                    step=step,
+                    folder=folder,
+                    part=len(items) * index + owner,
+                    prompts=parts[owner],
+                    value_kinds=kinds,
+                    round=batch.round,
+                )
                 for owner in owners
             ]
             id_ = RequestId(0, step, stage, index)
             answers = self.roles.call(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
             files += [file for answer in answers for file in answer.files]
         return files
-
-    def _parts(
-        self, whole: WriteRows, samples: int, first: int, last: int
-    ) -> list[tuple[int, int]]:
-        sizes = [
-            len(encode(_part(whole, samples, 0, position, position + 1)))
-            for position in range(first, last)
-        ]
-        cuts = chunks(sizes, self.chunk_bytes)
-        return [(first + begin, first + end) for begin, end in cuts]
-
-
-def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> WriteRows:
-    rows = slice(first * samples, last * samples)
-    return msgspec.structs.replace(
-        whole,
-        part=part,
-        first=first,
-        scores=whole.scores[rows],
-        data_sources=whole.data_sources[first:last],
-        ground_truths=whole.ground_truths[first:last],
-        extra_infos=whole.extra_infos[first:last],
-        extras=whole.extras[rows],
-    )
 
 
 @contextmanager

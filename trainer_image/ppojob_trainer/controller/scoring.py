@@ -23,10 +23,9 @@ from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import RowScore, Score, ScoreByModel, Scored, SendTexts
 from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
-from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, Item, RequestId, portions
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-Item = TypeVar("Item", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -146,16 +145,7 @@ class Scoring:
         `items` has a list for each rank, from rank 0; each round calls all of these ranks.
         `request` builds a request for some items.
         """
-        cuts = [
-            chunks([len(encode(item)) for item in of_rank], self.chunk_bytes) for of_rank in items
-        ]
-        rounds = [
-            [
-                request(of_rank[slice(*cut[index])] if index < len(cut) else [])
-                for of_rank, cut in zip(items, cuts, strict=True)
-            ]
-            for index in range(max(map(len, cuts)))
-        ]
+        rounds = [list(map(request, parts)) for parts in portions(items, self.chunk_bytes)]
         first = self.roles.submit(group, method, rounds[0], id_)
         return _Pending(group, method, rounds, id_, first)
 
