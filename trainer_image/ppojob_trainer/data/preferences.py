@@ -24,7 +24,7 @@ from ppojob_trainer.data.demonstrations import (
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt
-from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.data.template_renderer import accepted
 
 _SPEAKERS: Final = {"Human": "user", "Assistant": ASSISTANT}
 _TURN: Final = re.compile(rf"\n\n({'|'.join(_SPEAKERS)}):")
@@ -172,11 +172,7 @@ class ScoredAnswers:
         if isinstance(prompt, str):
             return [self._chat.encode(f"{prompt}{one['content']}") for (one,) in answers]
         chats = [[*prompt, *map(dict, answer)] for answer in answers]
-        outcomes = self._chat.encode_chats(chats, open_turn=False)
-        for outcome in outcomes:
-            if isinstance(outcome, BadChatTemplate):
-                raise outcome
-        return [ids for ids in outcomes if not isinstance(ids, BadChatTemplate)]
+        return accepted(self._chat.encode_chats(chats, open_turn=False))
 
     def trim(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """Return the first `limit` tokens, and one after them for the position of the score."""

@@ -7,7 +7,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.pictures import behind_pictures
-from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, accepted
 from ppojob_trainer.data.turns import ASKED, CALLED, SPOKEN, TurnTemplate, assistant_turn
 from ppojob_trainer.json_value import Json
 
@@ -61,9 +61,7 @@ def _difference(
     """Return the first difference of a row built turn by turn from the whole; None if equal."""
     answers = [_answers(roles) for roles in turns]
     whole = _whole(template, tools, prompt, answers)
-    (begun,) = template.chat.encode_chats([prompt], template.variables, tools=tools)
-    if isinstance(begun, BadChatTemplate):
-        raise begun
+    (begun,) = accepted(template.chat.encode_chats([prompt], template.variables, tools=tools))
     heads: dict[int, list[str]] = {}
     row = _skeleton(template, begun)
     for i in range(len(turns) + 1):

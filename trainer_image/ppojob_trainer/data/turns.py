@@ -22,7 +22,7 @@ import msgspec
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
 from ppojob_trainer.data.message_text import MessageText
-from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, accepted
 from ppojob_trainer.json_value import Json
 
 _Message = dict[str, Any]
@@ -150,12 +150,10 @@ class TurnTemplate:
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
         """Render a conversation."""
-        (outcome,) = self.chat.render_chats(
-            [conversation], self.variables, tools=tools, open_turn=open_turn
+        (text,) = accepted(
+            self.chat.render_chats([conversation], self.variables, tools=tools, open_turn=open_turn)
         )
-        if isinstance(outcome, BadChatTemplate):
-            raise outcome
-        return outcome
+        return text
 
     def refusal(self, got: str, why: str) -> BadChatTemplate:
         """Return the error of a template that does not support rows of several turns."""
