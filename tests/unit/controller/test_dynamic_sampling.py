@@ -183,7 +183,7 @@ def test_a_failed_call_counts_as_what_it_may_count_as():
 class Rounds:
     """Stages whose scores are given; None is a response at which the function failed."""
 
-    actor = SimpleNamespace(ranks=(0,))
+    roles = SimpleNamespace(owner=SimpleNamespace(ranks=(0,)))
 
     def __init__(self, *scores: list[float | None]) -> None:
         self.scores = scores

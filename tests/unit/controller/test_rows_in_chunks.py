@@ -90,10 +90,10 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
     def make(chunk_bytes: int) -> Path:
         group = role_of("actorRollout", *(owner(*share) for share in batch.shares))
         roles = roles_of(group)
-        scoring = Scoring(roles, group, None, None)
+        scoring = Scoring(roles, None, None)
         folder = f"rows-{chunk_bytes}"
         tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
-        stages = RolloutStages(roles, group, Engines(group, 1), scoring, tape, chunk_bytes)
+        stages = RolloutStages(roles, Engines(group, 1), scoring, tape, chunk_bytes)
         stages.write_rows(batch, 1, folder)
         return tmp_path / folder
 

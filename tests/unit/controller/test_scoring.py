@@ -69,7 +69,7 @@ def scoring_by(role_of, roles_of, caller_of) -> Callable[..., Scoring]:
         owner = role_of("actorRollout", [Route(SEND_TEXTS, send_texts), advantages])
         roles = roles_of(owner, group)
         model = RewardModel(group, 0.0, 1.0, 0.0) if as_model else None
-        return Scoring(roles, owner, None if as_model else group, model)
+        return Scoring(roles, None if as_model else group, model)
 
     return make
 

@@ -87,7 +87,7 @@ class DynamicSampling:
         source, stages, algorithm = self.source, self.source.stages, self.source.algorithm
         with timer("data"):
             prompts = draw(source.size)
-        owners = len(stages.actor.ranks)
+        owners = len(stages.roles.owner.ranks)
         batch = Batch("train", prompts, algorithm.samples_per_prompt, owners, round=number)
         if not isinstance(source, PrefetchedSource):
             batch.number = source.rounds_begun

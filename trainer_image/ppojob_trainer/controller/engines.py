@@ -65,7 +65,7 @@ class StandaloneEngines(Engines):
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
         """Query the owners for the metadata of their rows."""
         roles, request = self.channels.roles, Recall(self._names(batches, step))
-        answers = roles.gather(roles.submit_query([self.channels.owner], RECALL, request))
+        answers = roles.gather(roles.submit_query([self.channels.roles.owner], RECALL, request))
         rows = [one.rows for one in answers if one.rows is not None]
         if len(rows) < len(answers):
             return False

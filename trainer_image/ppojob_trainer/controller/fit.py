@@ -427,7 +427,7 @@ class Loop:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
-            stages.roles.broadcast(stages.actor, EXPORT_MODEL, Nothing(), id_)
+            stages.roles.broadcast(stages.roles.owner, EXPORT_MODEL, Nothing(), id_)
             self.journal.append(Exported(step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")

@@ -17,16 +17,11 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.rollout_stages import (
-    Draw,
-    RolloutStages,
-    Rows,
-    StepBatches,
-    step_batches,
-)
+from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows, StepBatches
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import Place, PromptOrder
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.metrics.step_metrics import staleness_metrics
 from ppojob_trainer.metrics.timer import StepTimer
@@ -55,7 +50,7 @@ class InterleavedSource:
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate the rows of a step; raises as `staleness`."""
         with timer("data"):
-            batches = step_batches(self.algorithm, draw(self.size), len(self.stages.actor.ranks))
+            batches = self._batches(draw(self.size))
             following = self.batches_from(step + 1, self.order.place)
         self.generate(step, batches, following, timer)
         return Rows(*batches, metrics=self.staleness(batches[0], step))
@@ -79,7 +74,7 @@ class InterleavedSource:
         if self.passes is not None and self.order.passes_read(place, self.size) >= self.passes:
             return []
         batches = self.order.batches_behind(place, self.size, steps)
-        return [self._batches(rows) for rows in batches]
+        return [self._batches(self.dataset.rows(rows)) for rows in batches]
 
     def next_rounds(self, most: int) -> list[StepBatches]:
         """Return the next rounds of dynamic sampling, at most `most`.
@@ -88,12 +83,15 @@ class InterleavedSource:
         """
         place, first = self.order.place, self.rounds_begun + 1
         batches = self.order.batches_behind(place, self.size, min(self.steps, most))
-        rounds = (self._batches(rows)[0] for rows in batches)
+        rounds = (self._batches(self.dataset.rows(rows))[0] for rows in batches)
         return [(replace(batch, number=number), None) for number, batch in enumerate(rounds, first)]
 
-    def _batches(self, rows: list[int]) -> StepBatches:
-        prompts = self.dataset.rows(rows)
-        return step_batches(self.algorithm, prompts, len(self.stages.actor.ranks))
+    def _batches(self, prompts: list[PromptRow]) -> StepBatches:
+        """Return the batches to generate for the prompts of a step."""
+        algorithm, owners = self.algorithm, len(self.stages.roles.owner.ranks)
+        batch = Batch("train", prompts, algorithm.samples_per_prompt, owners)
+        has_greedy = algorithm.estimator.has_greedy
+        return batch, Batch("greedy", prompts, 1, owners) if has_greedy else None
 
     @property
     def rounds_begun(self) -> int:

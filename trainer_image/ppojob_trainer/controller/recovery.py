@@ -211,7 +211,7 @@ class Recovery:
         for group in self.roles.saved:
             self.roles.broadcast(group, RESTORE, request, RequestId(0, progress.step, "restore"))
         self.roles.broadcast(
-            self.roles.group("actorRollout"),
+            self.roles.owner,
             SYNC_WEIGHTS,
             SyncWeights(progress.policy_version),
             RequestId(0, progress.step, "restore/sync_weights"),

@@ -44,8 +44,8 @@ class Reprompting:
         feedback = self._feedback(batch, step)
         shares = batch.shares
         requests = [self._request(batch, dropped, feedback, *share) for share in shares]
-        roles, owner = self.channels.roles, self.channels.owner
-        answers = roles.call(owner, REPROMPT, requests, RequestId(0, step, "reprompt"))
+        roles = self.channels.roles
+        answers = roles.call(roles.owner, REPROMPT, requests, RequestId(0, step, "reprompt"))
         batch.teacher_prompt_tokens = [tokens for answer in answers for tokens in answer.tokens]
         self.channels.place_rows(batch, step, again=True)
         taught = [

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
@@ -52,18 +51,11 @@ class Rows:
     rounds: Sequence[Batch] = ()  # the generation rounds of dynamic sampling
 
 
-def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int) -> StepBatches:
-    """Return the batches to generate for the prompts of a step."""
-    batch = Batch("train", prompts, algorithm.samples_per_prompt, owners)
-    return batch, Batch("greedy", prompts, 1, owners) if algorithm.estimator.has_greedy else None
-
-
 @dataclass(frozen=True)
 class RolloutStages:
     """Generates, scores and records batches."""
 
     roles: Roles
-    actor: RoleGroup  # role whose ranks own the rows
     engines: Engines
     scoring: Scoring
     tape: RowTape
@@ -80,7 +72,7 @@ class RolloutStages:
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all validation prompts, after a step."""
         prompts = dataset.rows(range(len(dataset)))
-        batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
+        batch = Batch("validation", prompts, samples, owners=len(self.roles.owner.ranks))
         self.generate(batch, step)
         self.score(batch, step)
         self.record(batch, step)
@@ -200,7 +192,7 @@ class RolloutStages:
             for first, last in batch.shares
         ]
         id_ = RequestId(0, step, f"{batch.label}/load_rows")
-        self.roles.call(self.actor, LOAD_ROWS, requests, id_)
+        self.roles.call(self.roles.owner, LOAD_ROWS, requests, id_)
 
     @contextmanager
     def start_scoring(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
@@ -250,7 +242,7 @@ class RolloutStages:
                 for owner in owners
             ]
             id_ = RequestId(0, step, stage, index)
-            answers = self.roles.call(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+            answers = self.roles.call(self.roles.owner, WRITE_ROWS, requests, id_, ranks=owners)
             files += [file for answer in answers for file in answer.files]
         return files
 

@@ -70,7 +70,6 @@ class Scoring:
     """
 
     roles: Roles
-    owner: RoleGroup
     functions: RoleGroup | None  # role that runs reward functions; None without any
     model: RewardModel | None  # the reward model; without functions and model, scores are NaN
     chunk_bytes: int = CHUNK_BYTES  # limit of one request
@@ -173,7 +172,7 @@ class Scoring:
             stage = f"{batch.label}/send_texts/{group.name}.{group.attempt}"
             id_ = RequestId(0, step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
-            self.roles.call(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)
+            self.roles.call(self.roles.owner, SEND_TEXTS, requests, id_, ranks=ranks)
         return parts
 
 

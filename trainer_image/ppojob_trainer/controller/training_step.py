@@ -175,7 +175,7 @@ class TrainingStep:
         is_due = refresh is not None and step % refresh.every_steps == 0
         weights = SyncWeights(step, refresh_reference=is_due)
         id_ = RequestId(0, step, "sync_weights")
-        self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+        self.stages.roles.broadcast(self.stages.roles.owner, SYNC_WEIGHTS, weights, id_)
 
     def _answers(self, batch: Batch) -> list[str]:
         """Return (prompts,) the ground truths if their probability is a reward; else nothing."""
@@ -266,7 +266,8 @@ class TrainingStep:
             positives=self._positives(batch),
         )
         id_ = RequestId(0, step, "advantages")
-        return self.stages.roles.broadcast(self.stages.actor, ADVANTAGES, request, id_)[0]
+        roles = self.stages.roles
+        return roles.broadcast(roles.owner, ADVANTAGES, request, id_)[0]
 
     def _positives(self, batch: Batch) -> list[int]:
         """Return the positive examples if a loss uses them; else nothing."""

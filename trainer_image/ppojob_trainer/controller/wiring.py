@@ -83,10 +83,9 @@ class Wiring:
             for role in self.config.topology.roles
             if role.role != "controller"
         }
-        self.actor = self.hosts["actorRollout"]
         self.tape = self._tape()
         several = self.spec.reference if len(self.spec.reference_paths) > 1 else None
-        self.channels = RoleChannels(self.roles, self.actor, self.config.uid, several)
+        self.channels = RoleChannels(self.roles, self.config.uid, several)
         self.stages = self._rollout_stages()
         self.prometheus = Prometheus(self.config.name, environment.address, contract.PORT_METRICS)
         self.records = Records(self._sinks(), self.run_folder)
@@ -168,7 +167,7 @@ class Wiring:
             own = spec.reward_model
             model = RewardModel(hosts["rewardModel"], own.mean, own.weight, self.began)
         tensor = spec.rollout.parallelism.tensor
-        engines = Engines(self.actor, tensor)
+        engines = Engines(self.roles.owner, tensor)
         if "rollout" in hosts:
             seconds = spec.timeouts.stage_seconds
             engines = StandaloneEngines(hosts["rollout"], tensor, self.channels, seconds)
@@ -177,9 +176,8 @@ class Wiring:
         can_abort = spec.steps.trains and tensor == 1
         return RolloutStages(
             self.roles,
-            self.actor,
             engines,
-            Scoring(self.roles, self.actor, hosts.get("reward"), model),
+            Scoring(self.roles, hosts.get("reward"), model),
             self.tape,
             has_turns=spec.agent is not None,
             given=0 if guidance is None else guidance.samples,
@@ -196,7 +194,6 @@ class Wiring:
             return batch_source(self.spec, self.stages, self.total_steps, self.train, self.order)
         return Demonstrations(
             self.roles,
-            self.actor,
             algorithm.prompts_per_step,
             algorithm.answers_per_row,
             algorithm.has_mismatched,
@@ -215,7 +212,7 @@ class Wiring:
             reprompting = Reprompting(reprompt, self.channels, self.began, is_logged)
         updates = updates_of(spec, self.hosts)
         if (rows := self.datasets.demonstrations) is not None:
-            supervised = SupervisedRows.of(spec, self.roles, self.actor, rows, updates[-1])
+            supervised = SupervisedRows.of(spec, self.roles, rows, updates[-1])
         return TrainingStep(
             spec=spec,
             stages=self.stages,
