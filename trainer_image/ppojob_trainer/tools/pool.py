@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -29,7 +28,6 @@ from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rpc.messages.agents import (
     Act,
     Acted,
-    SeenPicture,
     ToolAnswer,
     ToolCall,
     reached_environment,
@@ -51,14 +49,6 @@ from ppojob_trainer.tools.wire import (
 _log = logging.getLogger(__name__)
 _END: Final = ToolCall("the end of the row", "{}")
 """Name of scores and closes of environments, in messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Environment:
-    """The calls to the environment of a row, in order."""
-
-    row: str
-    calls: list[EnvironmentCall]
 
 
 class ToolPool(Closeable):
@@ -126,20 +116,19 @@ class ToolPool(Closeable):
         return self._children.submit(self._run_turn if act.calls else self._end_row, act, row)
 
     def _run_turn(self, act: Act, row: str) -> Acted:
-        known, answers = act.tools or self._tools, list[ToolAnswer]()
+        answers, before = list[ToolAnswer](), [self._environment_call(one) for one in act.before]
         total = sum(len(one.file) for one in act.pictures or ())
-        environment = _Environment(row, [self._environment_call(one) for one in act.before])
         for number, call in enumerate(act.calls):
             # A user simulator gets the same name of the row at each turn, as in verl.
             instance = row if call.to_user else f"{row}/turn {act.turn}/call {number}"
-            answer = self._run(call, instance, known, act.pictures, environment)
-            size = total + len(answer.pictures)
+            began = time.monotonic()
+            answer = self._run(act, call, instance, row, before)
+            seconds, size = time.monotonic() - began, total + len(answer.pictures)
             if answer.pictures and size > MOST_BYTES:
                 why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
                 _log.warning("%s: %s: %s", instance, call.name, why)
-                failed, size = self._failed("raised", call, why), total
-                answer = msgspec.structs.replace(failed, seconds=answer.seconds)
-            answers.append(answer)
+                answer, size = self._failed("raised", call, why), total
+            answers.append(msgspec.structs.replace(answer, seconds=seconds))
             total = size
         return Acted(answers)
 
@@ -158,48 +147,35 @@ class ToolPool(Closeable):
         self._children.close()
 
     def _run(
-        self,
-        call: ToolCall,
-        instance: str,
-        known: Sequence[str],
-        pictures: list[SeenPicture] | None,
-        environment: _Environment,
+        self, act: Act, call: ToolCall, instance: str, row: str, before: list[EnvironmentCall]
     ) -> ToolAnswer:
-        """Run a call; a failure becomes an answer."""
-        began = time.monotonic()
+        """Run a call; a failure becomes an answer. One to the environment is added to `before`."""
+        known = act.tools or self._tools
         if call.to_user:
             position = len(self._tools) + self._users.index(call.name)
-            answer = self._called(call, instance, position, call.arguments.encode())
-        elif call.name not in known or call.name not in self._tools:
-            answer = self._failed("unknown", call, ", ".join(known))
-        else:
-            position = self._tools.index(call.name)
-            try:
-                arguments = read_arguments(call.arguments, self._parameters[position])
-                own = environment if call.name in self._methods else None
-                answer = self._called(call, instance, position, arguments, pictures, own)
-            except WrongArguments as wrong:
-                answer = self._failed("arguments", call, str(wrong))
-        return msgspec.structs.replace(answer, seconds=time.monotonic() - began)
-
-    def _called(
-        self,
-        call: ToolCall,
-        instance: str,
-        position: int,
-        arguments: bytes,
-        pictures: list[SeenPicture] | None = None,
-        environment: _Environment | None = None,
-    ) -> ToolAnswer:
-        limit = self._limit(position)
-        number = next(self._numbers)
-        request = CallTool(number, position, instance, arguments, call.created, pictures)
-        if environment is not None:
-            row, before = environment.row, list(environment.calls)
-            request = msgspec.structs.replace(request, row=row, before=before)
-        answer = self._answered(request, limit, call, instance)
-        if environment is not None and reached_environment(answer):
-            environment.calls.append(EnvironmentCall(position, arguments))
+            arguments = call.arguments.encode()
+            request = CallTool(next(self._numbers), position, instance, arguments, call.created)
+            return self._answered(request, self._limit(position), call, instance)
+        if call.name not in known or call.name not in self._tools:
+            return self._failed("unknown", call, ", ".join(known))
+        try:
+            own = self._environment_call(call)
+        except WrongArguments as wrong:
+            return self._failed("arguments", call, str(wrong))
+        number, in_environment = next(self._numbers), call.name in self._methods
+        request = CallTool(
+            number,
+            own.tool,
+            instance,
+            own.arguments,
+            call.created,
+            act.pictures,
+            row if in_environment else "",
+            list(before) if in_environment else [],
+        )
+        answer = self._answered(request, self._limit(own.tool), call, instance)
+        if in_environment and reached_environment(answer):
+            before.append(own)
         return answer
 
     def _answered(
