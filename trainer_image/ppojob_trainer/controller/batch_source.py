@@ -57,7 +57,7 @@ class DynamicSampling:
             number = len(rounds)
             batch, dropped = self._round(number, step, draw, timer)
             rounds.append(batch)
-            numbers = batch.numbers(self.settings.metric, step, METRIC)
+            numbers = batch.numbers(self.settings.metric, METRIC)
             cut = batch.truncated if self.settings.whole_responses else ()
             means = self.settings.means
             signals.append(has_signal(numbers, batch.samples, dropped, means, cut))
@@ -76,8 +76,8 @@ class DynamicSampling:
         if isinstance(source, PrefetchedSource):
             following = source.batches_from(step + 1, source.order.place)
             if following:
-                source.begin(step + 1, step - 1, following, timer)
-        metrics = sampling_metrics(signals, size) | source.staleness(chosen, step)
+                source.begin(step - 1, following, timer)
+        metrics = sampling_metrics(signals, size) | source.staleness(chosen)
         return Rows(chosen, is_recorded=True, metrics=metrics, rounds=rounds)
 
     def _round(
@@ -88,22 +88,22 @@ class DynamicSampling:
         with timer("data"):
             prompts = draw(source.size)
         owners = len(stages.roles.owner.ranks)
-        batch = Batch("train", prompts, algorithm.samples_per_prompt, owners, round=number)
+        batch = Batch("train", step, prompts, algorithm.samples_per_prompt, owners, number)
         if not isinstance(source, PrefetchedSource):
             batch.number = source.rounds_begun
             steps_left = source.total_steps - step + 1
             rounds_left = steps_left * self.settings.max_rounds - number - 1
-            source.generate(step, (batch, None), source.next_rounds(rounds_left), timer)
+            source.generate((batch, None), source.next_rounds(step, rounds_left), timer)
         elif number:
-            stages.generate(batch, step, timer=timer)
+            stages.generate(batch, timer=timer)
         else:
-            source.wait(step, (batch, None), (), timer)
+            source.wait((batch, None), (), timer)
         with timer("reward"):
-            stages.score(batch, step)
-        dropped = dropped_rows(batch, None, step) if self.drops else []
-        dropped += filtered_rows(batch, algorithm.group_filter, dropped, step)
+            stages.score(batch)
+        dropped = dropped_rows(batch, None) if self.drops else []
+        dropped += filtered_rows(batch, algorithm.group_filter, dropped)
         with timer("write_rows"):
-            stages.record(batch, step)
+            stages.record(batch)
         return batch, dropped
 
 
@@ -185,6 +185,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
     ]
     return Batch(
         purpose="train",
+        step=rounds[0].step,
         prompts=[rounds[round_].prompts[position] for round_, position in places],
         samples=samples,
         owners=rounds[0].owners,

@@ -41,7 +41,7 @@ class Demonstrations:
         """Send the rows of a step to their owners; a repeated step gets the same rows."""
         with timer("data"):
             prompts = draw(self.rows_per_step)
-            batch = self._batch("train", prompts, before=prompts[-1])
+            batch = self._batch("train", step, prompts, before=prompts[-1])
             requests = list(self._shares(batch))
             self.roles.call(
                 self.roles.owner, DEMONSTRATE, requests, RequestId(0, step, "demonstrate")
@@ -60,7 +60,7 @@ class Demonstrations:
                 raise Interrupted("asked to end during a validation")
             last = min(first + self.rows_per_step, len(held_out))
             before = held_out[(first or len(held_out)) - 1]
-            batch = self._batch("validation", held_out.rows(range(first, last)), before)
+            batch = self._batch("validation", step, held_out.rows(range(first, last)), before)
             id_ = RequestId(0, step, "measure_loss", first)
             requests = self._given(batch)
             measured.append(self.roles.call(self.roles.owner, MEASURE_LOSS, requests, id_)[0])
@@ -68,14 +68,14 @@ class Demonstrations:
 
     def send(self, rows: list[PromptRow], step: int) -> None:
         """Send rows to their owners, in addition to the generated rows of a step."""
-        requests = self._given(self._batch("train", rows, before=rows[-1]))
+        requests = self._given(self._batch("train", step, rows, before=rows[-1]))
         self.roles.call(self.roles.owner, SUPERVISE, requests, RequestId(0, step, "supervise"))
 
     def _given(self, batch: Batch) -> list[GivenRows]:
         index = batch.index
         return [GivenRows(given, index) for given in self._shares(batch)]
 
-    def _batch(self, purpose: str, prompts: list[PromptRow], before: PromptRow) -> Batch:
+    def _batch(self, purpose: str, step: int, prompts: list[PromptRow], before: PromptRow) -> Batch:
         """Return a batch; `before` supplies the mismatched answer if no earlier row does."""
         samples = self.answers
         if self.has_mismatched:
@@ -96,7 +96,7 @@ class Demonstrations:
             for answer in answers
         ]
         owners = len(self.roles.owner.ranks)
-        return Batch(purpose, prompts, samples=samples, owners=owners, metadata=metadata)
+        return Batch(purpose, step, prompts, samples=samples, owners=owners, metadata=metadata)
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
         for first, last in batch.shares:

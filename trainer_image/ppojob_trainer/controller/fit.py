@@ -225,11 +225,11 @@ class Loop:
             result = self.training.run(step, self._draw, kl, entropy, timer, beliefs)
         except (RewardFailed, SamplerFailed) as failure:
             raise self._after_checkpoint(failure, progress) from failure
-        self.records.keep_advantages(result, step)
-        self._log_samples(result.batch, step)
-        rows, epoch = step_rows(result), self.order.place[0]
-        metrics = training_metrics(result, rows, self.spec, step=step, epoch=epoch)
-        self._warn(step, result, metrics)
+        self.records.keep_advantages(result)
+        self._log_samples(result.batch)
+        rows = step_rows(result)
+        metrics = training_metrics(result, rows, self.spec, self.order.place[0])
+        self._warn(result, metrics)
         metrics |= self._kl_metrics(kl, result)
         supervised = self.training.supervised
         trained = msgspec.structs.replace(
@@ -260,7 +260,8 @@ class Loop:
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(trained, seconds=seconds), metrics
 
-    def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
+    def _warn(self, result: StepResult, metrics: Mapping[str, float]) -> None:
+        step = result.batch.step
         warnings = [
             self._warnings.no_room(step, result.batch.counts),
             self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
@@ -361,17 +362,17 @@ class Loop:
         samples = self.spec.rollout.validation.samples
         stages = self.training.stages
         batch = stages.validate(self.validation, samples, step)
-        self._log_samples(batch, step)
+        self._log_samples(batch)
         if self.spec.steps.generate_only:
-            self.records.keep_responses(batch, stages.tape.files(batch, step))
+            self.records.keep_responses(batch, stages.tape.files(batch))
             return {}
         metrics = evaluation_metrics(batch)
         if self.checkpoints.best is not None:
             self.checkpoints.best.refuse_unknown(metrics)
         return metrics
 
-    def _log_samples(self, batch: Batch, step: int) -> None:
-        log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
+    def _log_samples(self, batch: Batch) -> None:
+        log_samples(self.records.run_folder, batch.purpose, batch.step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
         kl, found = self.spec.algorithm.kl, dict[str, float]()

@@ -16,7 +16,6 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.messages.rows import (
     CHANNEL_SECONDS,
-    BatchName,
     MoveColumns,
     MoveRows,
     OpenChannel,
@@ -76,9 +75,7 @@ class RoleChannels:
         requests = [(self.roles.owner, request(peer.name)), (peer, request(self.roles.owner.name))]
         self.roles.broadcast_to(method, requests, id_)
 
-    def place_rows(
-        self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
-    ) -> None:
+    def place_rows(self, batch: Batch, *, again: bool = False, answers: Sequence[str] = ()) -> None:
         """Send the index of the generated rows to all owners.
 
         With `again` it replaces an earlier one, with more metadata; `answers` as in `PlaceRows`.
@@ -88,7 +85,7 @@ class RoleChannels:
             origins = [(origin.round, origin.position) for origin in batch.origins]
         request = PlaceRows(self._index(batch), origins, again, list(answers))
         stage = "place_rows/again" if again else "place_rows"
-        self.roles.broadcast(self.roles.owner, PLACE_ROWS, request, RequestId(0, step, stage))
+        self.roles.broadcast(self.roles.owner, PLACE_ROWS, request, RequestId(0, batch.step, stage))
 
     def _index(self, batch: Batch) -> BatchIndex:
         if self.reference is None:
@@ -98,24 +95,22 @@ class RoleChannels:
         assert len(numbers) == len(found), "data of other sources is refused"
         return msgspec.structs.replace(batch.index, teachers=numbers)
 
-    def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
+    def move_rows(self, consumer: RoleGroup, batch: Batch) -> None:
         if consumer is self.roles.owner:
             return
-        self.open(consumer, step)
-        name = BatchName(self.roles.rewinds, step, batch.purpose)
-        index = self._index(batch)
+        self.open(consumer, batch.step)
+        name, index = batch.name(self.roles.rewinds), self._index(batch)
         self.call_both(
             consumer,
             MOVE_ROWS,
             lambda role: MoveRows(role, name, index),
-            RequestId(0, step, f"move_rows/{self.key(consumer)}"),
+            RequestId(0, batch.step, f"move_rows/{self.key(consumer)}"),
         )
 
     def move_columns(
         self,
         consumer: RoleGroup,
         batch: Batch,
-        step: int,
         columns: Sequence[str],
         *,
         to_owners: bool = False,
@@ -128,5 +123,5 @@ class RoleChannels:
             consumer,
             MOVE_COLUMNS,
             lambda role: MoveColumns(role, index, list(columns), to_owners),
-            RequestId(0, step, f"move_columns/{'-'.join(columns)}/{self.key(consumer)}"),
+            RequestId(0, batch.step, f"move_columns/{'-'.join(columns)}/{self.key(consumer)}"),
         )

@@ -14,7 +14,7 @@ import msgspec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.controller.row_tape import RowTape, batch_key
+from ppojob_trainer.controller.row_tape import RowTape, key_of
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -72,16 +72,15 @@ class RolloutStages:
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all validation prompts, after a step."""
         prompts = dataset.rows(range(len(dataset)))
-        batch = Batch("validation", prompts, samples, owners=len(self.roles.owner.ranks))
-        self.generate(batch, step)
-        self.score(batch, step)
-        self.record(batch, step)
+        batch = Batch("validation", step, prompts, samples, owners=len(self.roles.owner.ranks))
+        self.generate(batch)
+        self.score(batch)
+        self.record(batch)
         return batch
 
     def generate(
         self,
         batch: Batch,
-        step: int,
         greedy: Batch | None = None,
         timer: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         *,
@@ -96,59 +95,56 @@ class RolloutStages:
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
-            if self._load_existing(together, step):
+            if self._load_existing(together):
                 return
         if not is_begun:
             with timer("update_weights"):
-                self.engines.prepare(step if batch.purpose == "validation" else step - 1)
+                self.engines.prepare(batch.step - (batch.purpose != "validation"))
         with timer("gen"):
-            answers = self.run_engines(batch, step, greedy, ahead)
+            answers = self.run_engines(batch, greedy, ahead)
             batch.set_metadata(answers, greedy)
-            self.engines.deliver(together, step)
+            self.engines.deliver(together)
 
     def run_engines(
-        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[StepBatches]
+        self, batch: Batch, greedy: Batch | None, ahead: Sequence[StepBatches]
     ) -> list[Generated]:
         """Have the engines generate rows, and wait.
 
         Raises:
             Interrupted: a validation was aborted.
         """
-        requests, id_ = self.generate_requests(batch, step, greedy, ahead)
+        requests, id_ = self.generate_requests(batch, greedy, ahead)
         engines = self.engines.group.ranks[:: self.engines.tensor]
         aborts = self.aborts if batch.purpose == "validation" else lambda: False
         with progress_poll(self.roles.caller, engines, self.on_progress, aborts) as poll:
             return self.roles.call(self.engines.group, GENERATE, requests, id_, meanwhile=poll)
 
-    def _load_existing(self, batches: list[Batch], step: int) -> bool:
+    def _load_existing(self, batches: list[Batch]) -> bool:
         """Load rows that are on disk or at their owners; return whether there are any."""
-        if not self.tape.is_replayed(batches[0], step):
-            return self.engines.recall(batches, step)
+        if not self.tape.is_replayed(batches[0]):
+            return self.engines.recall(batches)
         for batch in batches:
-            if self.tape.is_replayed(batch, step):
-                self._load(batch, step)
+            if self.tape.is_replayed(batch):
+                self._load(batch)
         return True
 
     def generate_requests(
-        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[StepBatches] = ()
+        self, batch: Batch, greedy: Batch | None, ahead: Sequence[StepBatches] = ()
     ) -> tuple[list[Generate], RequestId]:
         """Return the request to each engine rank, and the request id; `ahead` as in `generate`."""
-        requests = self._requests(batch, step, greedy)
-        later = [
-            self._requests(one, later_step, its_greedy)
-            for later_step, (one, its_greedy) in enumerate(ahead, step + 1)
-        ]
+        requests = self._requests(batch, greedy)
+        later = [self._requests(*one) for one in ahead]
         requests = [
             msgspec.structs.replace(request, ahead=of_rank)
             for request, *of_rank in zip(requests, *later, strict=True)
         ]
-        return requests, RequestId(0, step, f"{batch.label}/generate")
+        return requests, RequestId(0, batch.step, f"{batch.label}/generate")
 
-    def _requests(self, batch: Batch, step: int, greedy: Batch | None) -> list[Generate]:
+    def _requests(self, batch: Batch, greedy: Batch | None) -> list[Generate]:
         return [
             Generate(
                 purpose=batch.purpose,
-                step=step,
+                step=batch.step,
                 first=first,
                 prompts=batch.prompt_tokens(first, last, self.given),
                 samples=batch.samples,
@@ -172,12 +168,12 @@ class RolloutStages:
         attempt = self.engines.group.attempt
         return Conversations(tools, self.roles.rewinds, retrievers, attempt, self.began)
 
-    def _load(self, batch: Batch, step: int) -> None:
+    def _load(self, batch: Batch) -> None:
         """Set the metadata of rows on disk, and have the ranks load the rows of a training step."""
-        self.tape.load_metadata(batch, step)
+        self.tape.load_metadata(batch)
         if batch.purpose == "validation":
             return
-        folder, parts = self.tape.location(batch, step)
+        folder, parts = self.tape.location(batch)
         requests = [
             LoadRows(
                 purpose=batch.purpose,
@@ -191,33 +187,30 @@ class RolloutStages:
             )
             for first, last in batch.shares
         ]
-        id_ = RequestId(0, step, f"{batch.label}/load_rows")
+        id_ = RequestId(0, batch.step, f"{batch.label}/load_rows")
         self.roles.call(self.roles.owner, LOAD_ROWS, requests, id_)
 
     @contextmanager
-    def start_scoring(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+    def start_scoring(self, batch: Batch) -> Iterator[Callable[[], None]]:
         """Start to score the rows; yield a function that waits and sets the scores."""
-        if self.tape.has(batch, step):
-            yield lambda: self.tape.load_metadata(batch, step)
+        if self.tape.has(batch):
+            yield lambda: self.tape.load_metadata(batch)
         else:
-            with self.scoring.start(batch, step) as finish:
+            with self.scoring.start(batch) as finish:
                 yield finish
 
-    def score(self, batch: Batch, step: int) -> None:
-        with self.start_scoring(batch, step) as finish:
+    def score(self, batch: Batch) -> None:
+        with self.start_scoring(batch) as finish:
             finish()
 
-    def record(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch) -> None:
         """Write rows and scores to disk, if they are not there yet."""
-        if not self.tape.has(batch, step):
-            folder = batch_key(batch, step).folder
-            self.tape.record(batch, step, self.write_rows(batch, step, folder))
+        if not self.tape.has(batch):
+            self.tape.record(batch, self.write_rows(batch, key_of(batch).folder))
         elif self.tape.recording is not None:
-            self.tape.record(batch, step, self.tape.copy(batch, step))
+            self.tape.record(batch, self.tape.copy(batch))
 
-    def write_rows(
-        self, batch: Batch, step: int, folder: str, act: str = "write_rows"
-    ) -> list[FileEntry]:
+    def write_rows(self, batch: Batch, folder: str, act: str = "write_rows") -> list[FileEntry]:
         """Have the owners write their rows as parts of a parquet folder; return the files.
 
         An owner writes several parts if its request would be too large. `act` is a part of the
@@ -232,7 +225,7 @@ class RolloutStages:
             requests = [
                 WriteRows(
                     purpose=batch.purpose,
-                    step=step,
+                    step=batch.step,
                     folder=folder,
                     part=len(items) * index + owner,
                     prompts=parts[owner],
@@ -241,7 +234,7 @@ class RolloutStages:
                 )
                 for owner in owners
             ]
-            id_ = RequestId(0, step, stage, index)
+            id_ = RequestId(0, batch.step, stage, index)
             answers = self.roles.call(self.roles.owner, WRITE_ROWS, requests, id_, ranks=owners)
             files += [file for answer in answers for file in answer.files]
         return files

@@ -56,25 +56,25 @@ class Scoring:
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
 
     @contextmanager
-    def start(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+    def start(self, batch: Batch) -> Iterator[Callable[[], None]]:
         """Start to score the rows; yield a function that waits and sets the scores.
 
         Reward functions run at once, in their own pods. A reward model runs in the yielded
         function, since its ranks may have other work until then.
         """
-        name = batch.name(self.roles.rewinds, step)
+        name = batch.name(self.roles.rewinds)
         last, known = self._scored.get(batch.purpose, (None, []))
         if last == name:
             yield lambda: batch.set_scores(known)
             return
         first, by_functions = None, None
         if self.functions is not None:
-            first, by_functions = self._by_functions(self.functions, batch, step)
+            first, by_functions = self._by_functions(self.functions, batch)
 
         def finish() -> None:
             scores = None if by_functions is None else by_functions()
             if self.model is not None:
-                scores = _sum(scores, self._by_model(self.model, batch, step), self.model)
+                scores = _sum(scores, self._by_model(self.model, batch), self.model)
             if scores is None:  # a job that only generates
                 scores = [RowScore(row, math.nan, b"{}") for row in range(batch.num_rows)]
             self._scored[batch.purpose] = name, scores
@@ -87,12 +87,12 @@ class Scoring:
                 self.roles.caller.cancel(first)
 
     def _by_functions(
-        self, group: RoleGroup, batch: Batch, step: int
+        self, group: RoleGroup, batch: Batch
     ) -> tuple[Pending[Scored], Callable[[], list[RowScore]]]:
         """Request the scores of one range of rows per pod; see `_submit`."""
-        name = batch.name(self.roles.rewinds, step)
-        items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
-        id_ = RequestId(0, step, f"{batch.label}/score")
+        name = batch.name(self.roles.rewinds)
+        items = [batch.score_items(*part) for part in self._send_texts(group, batch)]
+        id_ = RequestId(0, batch.step, f"{batch.label}/score")
         first, answers = self._submit(group, SCORE, items, partial(Score, name), id_)
 
         def scores() -> list[RowScore]:
@@ -105,14 +105,12 @@ class Scoring:
 
         return first, scores
 
-    def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
+    def _by_model(self, model: RewardModel, batch: Batch) -> list[float]:
         """Call all ranks of the model, a collective call, also those without rows."""
-        name = batch.name(self.roles.rewinds, step)
-        items = [
-            batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
-        ]
+        name = batch.name(self.roles.rewinds)
+        items = [batch.model_score_items(*part) for part in self._send_texts(model.host, batch)]
         items += [[]] * (len(model.host.ranks) - len(items))
-        id_ = RequestId(0, step, f"{batch.label}/judge")
+        id_ = RequestId(0, batch.step, f"{batch.label}/judge")
         request = partial(ScoreByModel, name, began=model.began)
         _, answers = self._submit(model.host, SCORE_BY_MODEL, items, request, id_)
         return [score for answer in answers() for score in answer.scores]
@@ -143,7 +141,7 @@ class Scoring:
 
         return first, answers
 
-    def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
+    def _send_texts(self, group: RoleGroup, batch: Batch) -> list[tuple[int, int]]:
         """Have the owners send all texts to a role's ranks; return each rank's range of rows."""
         # Functions get whole groups: they may compare the responses to a prompt.
         unit = batch.samples if group is self.functions else 1
@@ -153,7 +151,7 @@ class Scoring:
             senders = batch.owners_of(first, last)
             requests = [
                 SendTexts(
-                    batch=batch.name(self.roles.rewinds, step),
+                    batch=batch.name(self.roles.rewinds),
                     role=group.name,
                     host=group.ranks[rank].host,
                     port=group.ranks[rank].port,
@@ -165,7 +163,7 @@ class Scoring:
             ]
             # The role's attempt is in the id: a restarted role needs the texts again.
             stage = f"{batch.label}/send_texts/{group.name}.{group.attempt}"
-            id_ = RequestId(0, step, stage, rank)
+            id_ = RequestId(0, batch.step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
             self.roles.call(self.roles.owner, SEND_TEXTS, requests, id_, ranks=ranks)
         return parts
