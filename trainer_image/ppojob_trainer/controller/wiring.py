@@ -8,11 +8,12 @@ from pathlib import Path
 from ppojob_api import contract
 from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
+from ppojob_trainer import durable
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, sha256_of
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
@@ -260,7 +261,7 @@ class Wiring:
         for path in paths:
             if path is not None:
                 with contextlib.suppress(OSError):
-                    found[path] = sha256_of(Path(path))[1]
+                    found[path] = durable.sha256_of(Path(path))[1]
         return found
 
     def _sinks(self) -> Sinks:

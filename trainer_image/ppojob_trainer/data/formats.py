@@ -1,6 +1,5 @@
 """Row files by format: JSON lines, an array of JSON objects, or parquet."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_trainer import durable
 from ppojob_trainer.data.problems import DataProblem
 
 _BATCH_ROWS = 64
@@ -39,8 +39,7 @@ class RowFile(ABC):
 
     def digest(self) -> str:
         """Return the SHA-256 of the content, in hex; after the pass over ``rows``."""
-        with open(self.path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return durable.sha256_of(Path(self.path))[1]
 
     def place(self, number: int) -> str:
         """Return the place of a row, for messages; here ``file[number]``, from 0."""
