@@ -43,7 +43,8 @@ def uncertain(
     with np.errstate(divide="ignore", invalid="ignore"):
         late = -np.log1p(-uniform_draws(len(value), seed, step)) / weights
     late[weights <= 0.0] = np.inf
-    return np.argsort(late, kind="stable")[:count].tolist()
+    chosen: list[int] = np.argsort(late, kind="stable")[:count].tolist()
+    return chosen
 
 
 def nearest(
@@ -66,9 +67,10 @@ def nearest(
     order = epoch_order(len(numbers), seed, step)
     near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]
     others = min(max(round(explore * count), 0), count)
-    chosen = near[: count - others]
-    rest = order[~np.isin(order, chosen)]
-    return np.concatenate([chosen, rest[:others]]).tolist()
+    near = near[: count - others]
+    rest = order[~np.isin(order, near)]
+    chosen: list[int] = [*near.tolist(), *rest[:others].tolist()]
+    return chosen
 
 
 SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncertain}

@@ -62,11 +62,6 @@ class _Loaded:
     is_user: bool
     folder: str
 
-    @property
-    def is_loop(self) -> bool:
-        """Whether it is a user simulator that cannot continue after a failure."""
-        return isinstance(self.call, Loop | Program)
-
 
 class Tools:
     """The loaded tools, called by position."""
@@ -113,7 +108,7 @@ class Tools:
                 problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
         tools = enumerate(self._tools)
         self._methods |= {at: one.call for at, one in tools if isinstance(one.call, Method)}
-        loops = [one.name for one in self._tools if one.is_loop]
+        loops = [one.name for one in self._tools if isinstance(one.call, Loop | Program)]
         scores = any(method.kind.scores for method in self._methods.values())
         return wire.ToolsLoaded(problems, loops, scores)
 

@@ -55,10 +55,9 @@ from ppojob_trainer.rpc.messages.rollout import (
     Recalled,
     SyncWeights,
 )
-from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, Reprompt, Reprompted, WriteRows
+from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, WriteRows
 from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
-from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import RequestId, chunks
 from ppojob_trainer.workers.answer_probability import replace_answers
@@ -106,8 +105,9 @@ class ActorRolloutWorker:
     """Of the rows that another role generated, for the controller."""
 
     def routes(self) -> list[Route]:
+        spec, chat, stages = self.generation.spec, self.generation.chat, self.stages
         return [
-            *self.stages.routes(),
+            *stages.routes(),
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
@@ -121,8 +121,8 @@ class ActorRolloutWorker:
             Route(methods.RECALL, self._recall),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
-            Route(methods.REPROMPT, self._reprompt),
-            Route(methods.ADVANTAGES, self._advantages),
+            Route(methods.REPROMPT, lambda one: reprompt(spec, chat, one, stages.rows.mine)),
+            Route(methods.ADVANTAGES, lambda one: add_advantages(spec, stages.rows, one)),
             Route(methods.WRITE_ROWS, self._write_rows),
             Route(methods.EXPORT_MODEL, lambda _: self._export_model()),
         ]
@@ -250,12 +250,6 @@ class ActorRolloutWorker:
             self.policy.answer_rows = replace_answers(
                 self.generation.spec, self.generation.chat, mine, answers
             )
-
-    def _reprompt(self, request: Reprompt) -> Reprompted:
-        return reprompt(self.generation.spec, self.generation.chat, request, self.stages.rows.mine)
-
-    def _advantages(self, request: Advantages) -> Advantaged:
-        return add_advantages(self.generation.spec, self.stages.rows, request)
 
     def _write_rows(self, request: WriteRows) -> Saved:
         rows = self._rows[request.purpose, request.round]

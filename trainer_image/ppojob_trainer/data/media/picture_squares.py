@@ -344,16 +344,11 @@ class Splits(ResizablePictureForm):
             across, down = (math.ceil(side * enlarge / unit) for side in (width, height))
         return across, down
 
-    @property
-    def _cut_above(self) -> float:
-        """Pixels above which a picture is cut."""
-        return self.most_tokens * self.unit**2 * self.tolerance
-
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Return columns and rows of the tiles of a picture; none if it is not cut."""
         unit = self.unit
         across, down = (max(self.patch, round(side / unit) * unit) for side in (width, height))
-        if not self.names or across * down <= self._cut_above:
+        if not self.names or across * down <= self.most_tokens * unit**2 * self.tolerance:
             return 0, 0
         fewest, most = self.tiles
         shapes = {
