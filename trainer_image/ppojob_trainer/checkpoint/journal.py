@@ -15,7 +15,7 @@ import msgspec
 from ppojob_api.run_layout import JOURNAL_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.checkpoint.store import CheckpointStore, Latest, Refusal, folder_name
+from ppojob_trainer.checkpoint.store import CheckpointStore, Latest, folder_name
 from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -212,7 +212,7 @@ def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
             f"step {saved} was saved according to the journal, but there is no checkpoint; restore "
             "the folder, or start a new run in another folder",
         )
-    if found.checkpoint.step >= saved or saved in {refusal.step for refusal in found.refusals}:
+    if found.checkpoint.step >= saved or saved in dict(found.refusals):
         return found
-    gone = Refusal(step=saved, file=folder_name(saved), reason="the folder is missing")
-    return Latest(checkpoint=found.checkpoint, refusals=(gone, *found.refusals))
+    gone = DamagedCheckpoint(folder_name(saved), "the folder is missing")
+    return Latest(checkpoint=found.checkpoint, refusals=((saved, gone), *found.refusals))

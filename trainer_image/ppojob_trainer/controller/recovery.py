@@ -9,7 +9,7 @@ running ranks from the state in the journal.
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -24,13 +24,13 @@ from ppojob_trainer.checkpoint.journal import (
     resume_point,
 )
 from ppojob_trainer.checkpoint.manifest import UNREAD, Progress
-from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Refusal
+from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from ppojob_trainer.controller.journal_state import JournalState, read_journal_state
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER, RowTape
-from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
+from ppojob_trainer.errors import CannotResume, DamagedCheckpoint, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.saving import FileEntry, Restore
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
@@ -159,8 +159,8 @@ class Recovery:
         # Running ranks finish their requests, among them writes of checkpoints and rows.
         self.roles.barrier(self._ready_roles(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
-        for refusal in found.refusals:
-            self.journal.append(CheckpointRefused(**asdict(refusal)))
+        for step, why in found.refusals:
+            self.journal.append(CheckpointRefused(step=step, file=why.file, reason=why.reason))
         progress = self.fresh
         if found.checkpoint is not None:
             progress = found.checkpoint.manifest.progress
@@ -169,7 +169,7 @@ class Recovery:
             if progress.demonstrations is None or self.fresh.demonstrations is None:
                 cursor = self.fresh.demonstrations
                 progress = msgspec.structs.replace(progress, demonstrations=cursor)
-            self._report_changes(found.refusals, found.checkpoint)
+            self._report_changes(dict(found.refusals).values(), found.checkpoint)
         self._check_data(progress)
         self.journal.append(Rewound(from_step=from_step, to_step=progress.step, reason=reason))
         self.roles.rewinds += 1
@@ -180,10 +180,10 @@ class Recovery:
         self._restore(progress, found.checkpoint)
         return progress
 
-    def _report_changes(self, refusals: Iterable[Refusal], checkpoint: Checkpoint) -> None:
-        for refusal in refusals:
+    def _report_changes(self, refused: Iterable[DamagedCheckpoint], checkpoint: Checkpoint) -> None:
+        for damage in refused:
             self.reporter.notice(
-                f"checkpoints/{refusal}: this checkpoint is not used; the job goes on from "
+                f"checkpoints/{damage}: this checkpoint is not used; the job goes on from "
                 f"{checkpoint.folder.name}"
             )
         change = self.store.layout_change(checkpoint)
