@@ -252,7 +252,6 @@ class RowTape:
         return key.folder if self.recording is None else str(self.recording / key.folder)
 
     def files(self, batch: Batch) -> list[Path]:
-        """Return the files of a batch that is on disk."""
         key = key_of(batch)
         folder = self.run_folder / self._folder(key)
         return [folder / entry.path for entry in self._tape.kept[key].files]

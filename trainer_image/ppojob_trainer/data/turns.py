@@ -149,7 +149,6 @@ class TurnTemplate:
         return self._opening(msgspec.json.encode(tools))
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
-        """Render a conversation."""
         (text,) = accepted(
             self.chat.render_chats([conversation], self.variables, tools=tools, open_turn=open_turn)
         )
@@ -251,7 +250,6 @@ def _kinds(message: Mapping[str, Json]) -> _Kinds:
 
 
 def _texts(message: Mapping[str, Json]) -> list[str]:
-    """Return the texts of a message."""
     content = message["content"]
     if not isinstance(content, list):
         return [str(content)] if content else []

@@ -85,7 +85,6 @@ class ModelStages:
         self._rows = self.batch_rows(index, mine)
 
     def batch_rows(self, index: BatchIndex, mine: Experience) -> BatchRows:
-        """Return the rows of this rank as part of a batch."""
         world = self.channels.world
         link = Link(world.group, world.device)
         within = Link(world.along(*WITHIN), world.device)

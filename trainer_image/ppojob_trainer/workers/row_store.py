@@ -63,7 +63,6 @@ class OwnedRows:
 
     @property
     def first_row(self) -> int:
-        """Return the position in the batch of the first row."""
         return self.first * self.samples
 
 
