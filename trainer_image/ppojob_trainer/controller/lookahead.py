@@ -142,9 +142,11 @@ class PrefetchedSource(InterleavedSource):
 
     def wait(self, batches: StepBatches, beside: Sequence[StepBatches], timer: StepTimer) -> None:
         """Wait for the rows of a step; `beside` are later steps generated in the same phase."""
-        batch, greedy = batches
-        is_first = batch.step == self.stages.tape.began + 1
-        if is_first and self._lacks_partial_rows(batch):
+        (batch, greedy), tape = batches, self.stages.tape
+        is_first = batch.step == tape.began + 1
+        # The step's rows may be on disk, but not the partial rows of its phase.
+        is_recorded = tape.is_replayed(batch) and not tape.is_prefetched(batch)
+        if is_first and self.steps > 1 and is_recorded:
             self.begin(batch.step - 1, [batches, *beside], timer)
         self.stages.generate(batch, greedy, timer, ahead=beside, is_begun=not is_first)
 
@@ -184,9 +186,3 @@ class PrefetchedSource(InterleavedSource):
                 for file in stages.write_rows(unscored, f"{folder}/{path}", act)
             ]
         return files
-
-    def _lacks_partial_rows(self, batch: Batch) -> bool:
-        """Whether a step's rows are on disk, but not the partial rows of its phase."""
-        tape = self.stages.tape
-        is_recorded = tape.is_replayed(batch) and not tape.is_prefetched(batch)
-        return self.steps > 1 and is_recorded
