@@ -244,9 +244,9 @@ class DataSpec(Section):
             *("curriculum", "sampler", "scores_key", "guidance_key"),
             *("teacher_prompt_key", "max_teacher_prompt_tokens"),
         )
-        files = {"train": self.validation, "validation": ()}
-        files["max_train_rows"] = self.max_validation_rows
-        return self.model_copy(update={**files, **dict.fromkeys(of_training)})
+        changes: dict[str, object] = {"train": self.validation, "validation": ()}
+        changes |= {"max_train_rows": self.max_validation_rows, **dict.fromkeys(of_training)}
+        return self.model_copy(update=changes)
 
     @property
     def of_demonstrations(self) -> "DataSpec":
