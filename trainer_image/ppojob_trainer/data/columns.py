@@ -85,7 +85,7 @@ def read_row(
 ) -> PromptRow:
     """Read a row in verl's or in plain form.
 
-    Media columns are read separately (`media_columns`).
+    Media columns are read separately (`row_reader`).
     """
     required = required_columns(spec)
     for name in required:
