@@ -99,7 +99,8 @@ class RolloutStages:
                 return
         if not is_begun:
             with timer("update_weights"):
-                self.engines.prepare(batch.step - (batch.purpose != "validation"))
+                is_validation = batch.purpose == "validation"
+                self.engines.prepare(batch.step if is_validation else batch.step - 1)
         with timer("gen"):
             answers = self.run_engines(batch, greedy, ahead)
             batch.set_metadata(answers, greedy)
