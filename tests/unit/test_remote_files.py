@@ -283,7 +283,7 @@ def test_validate_looks_and_fetches_nothing(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(manifest.dump(job_of(url).job()))
     judged = CliRunner().invoke(validate, ["job.yaml"])
-    assert (judged.exit_code, judged.stdout) == (0, "job.yaml: ok: PPOJob default/fetches\n")
+    assert (judged.exit_code, judged.stdout) == (0, "job.yaml: ok: PPOJob default/sum\n")
     warned = [fields(line) for line in judged.stderr.splitlines()]
     assert [f"warning: spec.{name}.path" for name in ("model", "data.train[0]")] == warned[-2:]
     (root / "train.jsonl").unlink()
