@@ -79,9 +79,7 @@ def write_work(config: RunConfig, num_steps: int, output: Path) -> int:
                 spec.model.chat_template,
             )
         )
-        prompts = stack.enter_context(
-            PromptDataset.open(spec.data.train, spec.data, chat, max_rows=spec.data.max_train_rows)
-        )
+        prompts = stack.enter_context(PromptDataset.open(spec.data, chat))
         order = prompts.order(spec.data, spec.algorithm.prompts_per_step)
         lines = [json.dumps({"settings": settings(config)})]
         for _ in range(num_steps):

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tiers import first_in_test
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.manifest import sha256_of
+from ppojob_trainer.durable import sha256_of
 
 pytestmark = pytest.mark.timeout(1_800)
 

@@ -125,7 +125,7 @@ def loss_of_the_whole(folder: Path, rows: Path) -> float:
     spec = DataSpec.model_validate({"train": [{"path": str(rows)}]})
     with (
         ChatTokenizer(model) as chat,
-        PromptDataset.open(spec.train, spec, chat, given="sft") as data,
+        PromptDataset.open(spec, chat, given="sft") as data,
     ):
         for row in data.rows(range(len(data))):
             (answer,) = row.answers

@@ -11,7 +11,7 @@ from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import DataReport, check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.data.template_renderer import Messages, accepted
 from ppojob_trainer.json_value import Json
 
 Row = dict[str, object]
@@ -36,10 +36,7 @@ def good_row(content: str = "3 + 5", answer: object = "8", **changes: object) ->
 
 def encode_chat(chat: ChatTokenizer, messages: Messages, **variables: Json) -> list[int]:
     """The ids of a conversation; raises what the template refuses."""
-    (outcome,) = chat.encode_chats([messages], variables)
-    if isinstance(outcome, BadChatTemplate):
-        raise outcome
-    return outcome
+    return accepted(chat.encode_chats([messages], variables))[0]
 
 
 class SumsOnly:
@@ -111,9 +108,7 @@ class PromptFiles:
     def open(
         self,
         *paths: Path | str,
-        max_rows: int | None = None,
         given: GivenType | None = None,
         **settings: object,
     ) -> PromptDataset:
-        spec = self.spec(*paths, **settings)
-        return PromptDataset.open(spec.train, spec, self.chat, max_rows=max_rows, given=given)
+        return PromptDataset.open(self.spec(*paths, **settings), self.chat, given=given)

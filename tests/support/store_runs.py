@@ -1,4 +1,4 @@
-"""Runs as a store of checkpoints has them, without a rank."""
+"""Jobs of a few lines, and runs as a store of checkpoints has them, without a rank."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.processor import has_native_bfloat16
 
 
-def job_of(tmp_path: Path, **spec: Any) -> RunConfig:
+def resolved_job(**spec: Any) -> RunConfig:
     job = {
         "apiVersion": "ppojob.dev/v1alpha1",
         "kind": "PPOJob",
@@ -28,13 +28,17 @@ def job_of(tmp_path: Path, **spec: Any) -> RunConfig:
             "algorithm": {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2},
             "rewards": [{"function": "gsm8k"}],
             "steps": {"total": 9},
-            "checkpoint": {"copyTo": str(tmp_path / "bucket")},
             **spec,
         },
     }
     judged = validation.validate(job)
     assert isinstance(judged, PPOJob), judged
-    return resolve(judged).on_processor(native_bfloat16=has_native_bfloat16())
+    return resolve(judged)
+
+
+def job_of(tmp_path: Path, **spec: Any) -> RunConfig:
+    copied = {"checkpoint": {"copyTo": str(tmp_path / "bucket")}}
+    return resolved_job(**copied | spec).on_processor(native_bfloat16=has_native_bfloat16())
 
 
 def store_of(run: Path, config: RunConfig) -> CheckpointStore:

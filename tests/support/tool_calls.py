@@ -1,14 +1,17 @@
 """Calls of tools and users, and an index to search, for tests of tools."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.build import build_index
-from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import Act, SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.pool import ToolPool
 
 
@@ -22,7 +25,12 @@ def ask(
 ) -> ToolAnswer:
     """The answer to one call, or of a user to a turn."""
     call = ToolCall(name, arguments, created, to_user=to_user)
-    return pool.start([call], ["step 1/train/row 3"], pictures=pictures).result()[0]
+    return pool.start(turn_of(3, [call], pictures=pictures)).result().answers[0]
+
+
+def turn_of(row: int, calls: Sequence[ToolCall], **fields: Any) -> Act:
+    """The calls of the first turn of a row of step 1; none end the row."""
+    return Act(BatchName(0, 1, "train"), row, 0, list(calls), **fields)
 
 
 def problems_of(agent: AgentSpec, folder: Path | None = None) -> list[str]:

@@ -31,9 +31,9 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.manifest import sha256_of
 from ppojob_trainer.checkpoint.tensors import Shard, read_parts
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.durable import sha256_of
 from ppojob_trainer.engine.full_kl import Divergence, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 from ppojob_trainer.engine.head import LastStates

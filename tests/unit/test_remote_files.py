@@ -14,10 +14,10 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner
 from failing import failing_at
+from store_runs import resolved_job
 
-from ppojob_api import manifest, remote_files, validation
-from ppojob_api.run_config import RunConfig, resolve
-from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_api import manifest, remote_files
+from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
 from ppojob_cli.validate import validate
 from ppojob_trainer import failpoints
@@ -75,27 +75,8 @@ def store(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def job_of(url: str, **spec: object) -> RunConfig:
-    job = {
-        "apiVersion": "ppojob.dev/v1alpha1",
-        "kind": "PPOJob",
-        "metadata": {"name": "fetches"},
-        "spec": {
-            "model": {"path": f"{url}/model"},
-            "data": {
-                "train": [{"path": f"{url}/train.jsonl"}],
-                "maxPromptTokens": 8,
-                "maxResponseTokens": 8,
-            },
-            "algorithm": {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2},
-            "rewards": [{"function": "gsm8k"}],
-            "optimizer": {"learningRate": 1e-3},
-            "steps": {"total": 1},
-            **spec,
-        },
-    }
-    judged = validation.validate(job)
-    assert isinstance(judged, PPOJob), judged
-    return resolve(judged)
+    data = {"train": [{"path": f"{url}/train.jsonl"}]}
+    return resolved_job(**{"model": {"path": f"{url}/model"}, "data": data, **spec})
 
 
 def content(config: RunConfig) -> dict[str, bytes]:
@@ -302,7 +283,7 @@ def test_validate_looks_and_fetches_nothing(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(manifest.dump(job_of(url).job()))
     judged = CliRunner().invoke(validate, ["job.yaml"])
-    assert (judged.exit_code, judged.stdout) == (0, "job.yaml: ok: PPOJob default/fetches\n")
+    assert (judged.exit_code, judged.stdout) == (0, "job.yaml: ok: PPOJob default/sum\n")
     warned = [fields(line) for line in judged.stderr.splitlines()]
     assert [f"warning: spec.{name}.path" for name in ("model", "data.train[0]")] == warned[-2:]
     (root / "train.jsonl").unlink()

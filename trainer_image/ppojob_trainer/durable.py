@@ -10,6 +10,7 @@ Errors of the disk (full, quota, read-only, broken) are raised as ``StorageError
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -151,6 +152,16 @@ def truncate(path: Path, size_bytes: int, name: str) -> None:
         os.truncate(path, size_bytes)
     with act(name, "fsync", path):
         _fsync_path(path)
+
+
+def sha256_of(path: Path) -> tuple[int, str]:
+    """Return size in bytes and sha256 in hex of a file, read through one small buffer.
+
+    Read, not mapped: a bad sector raises OSError here, and SIGBUS in a mapping.
+    """
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return file.tell(), digest.hexdigest()
 
 
 def rename(source: Path, target: Path, name: str) -> None:

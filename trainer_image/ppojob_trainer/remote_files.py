@@ -321,9 +321,7 @@ def _content(files: Path) -> str:
     """Return the SHA-256, in hex, of names and contents."""
     digest = hashlib.sha256()
     for path in sorted(files.iterdir()):
-        with path.open("rb") as file:
-            own = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name} {own}\n".encode())
+        digest.update(f"{path.name} {durable.sha256_of(path)[1]}\n".encode())
     return digest.hexdigest()
 
 

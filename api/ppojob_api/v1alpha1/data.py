@@ -239,12 +239,14 @@ class DataSpec(Section):
 
     @property
     def of_validation(self) -> "DataSpec":
-        """How the files of a validation are read: all rows in any order, by the policy alone."""
+        """The files of a validation, as those to read: in any order, by the policy alone."""
         of_training = (
             *("curriculum", "sampler", "scores_key", "guidance_key"),
             *("teacher_prompt_key", "max_teacher_prompt_tokens"),
         )
-        return self.model_copy(update=dict.fromkeys(of_training))
+        changes: dict[str, object] = {"train": self.validation, "validation": ()}
+        changes |= {"max_train_rows": self.max_validation_rows, **dict.fromkeys(of_training)}
+        return self.model_copy(update=changes)
 
     @property
     def of_demonstrations(self) -> "DataSpec":

@@ -208,10 +208,7 @@ class PPOJobSpec(Section):
     @property
     def prompts(self) -> DataSpec:
         """The data that the job reads; with `generateOnly` the held-out files."""
-        if not self.steps.generate_only:
-            return self.data
-        draws = {"train": self.data.validation, "max_train_rows": self.data.max_validation_rows}
-        return self.data.of_validation.model_copy(update={**draws, "validation": ()})
+        return self.data.of_validation if self.steps.generate_only else self.data
 
     @property
     def supervised(self) -> SupervisedSpec | None:

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tool_calls import turn_of
 from turn_templates import ChatInProcess, write_family
 
 from ppojob_api.v1alpha1.agent import AgentSpec
@@ -176,7 +177,7 @@ class Row:
         """Have the turns drawn, texts with an end, tokens without; all are wanted."""
         episode, wanted, left = self.episode, self.episode.opening(), list(turns)
         while wanted.calls:
-            said = pool.start(wanted.calls, ["step 1/train/row 3"]).result()
+            said = pool.start(turn_of(3, wanted.calls)).result().answers
             self.answers += episode.add_answers(wanted.calls, said)
             if episode.state.is_over:
                 break
@@ -247,7 +248,7 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
     row = Row(form, agent(file, *NAMES), "call")
     episode = row.episode
     wanted = episode.opening()
-    episode.add_answers(wanted.calls, pool.start(wanted.calls, ["r"]).result())
+    episode.add_answers(wanted.calls, pool.start(turn_of(3, wanted.calls)).result().answers)
     read = len(episode.request().prompt)
     episode.add_response(Finished("r", (5, 6), (0.0, 0.0), "abort", 0, bytes([7]) * 2 * (read + 1)))
     whole = bytes(2 * len(row.prompt)) + bytes([7]) * 2 * (read + 1)

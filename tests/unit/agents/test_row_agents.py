@@ -128,7 +128,7 @@ def test_agents_without_users_need_nobody_and_prompts_show_the_tools_of_their_ag
     spec = DataSpec.model_validate({"train": [{"path": str(path)}]})
     agent = AgentSpec.model_validate(CALLS)
     with ChatTokenizer(tmp_path, tmp_path, tools=tool_schemas(agent)) as chat:
-        opened = PromptDataset.open(spec.train, spec, chat, agents=row_agents(agent))
+        opened = PromptDataset.open(spec, chat, agents=row_agents(agent))
         with opened as dataset:
             prompts = [dataset[number] for number in range(len(dataset))]
         texts = [chat.decode(one.token_ids, skip_special_tokens=False) for one in prompts]

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from ppojob_trainer.checkpoint.manifest import sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_tensors
+from ppojob_trainer.durable import sha256_of
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.parallel.boxes import Box
 from ppojob_trainer.rpc.messages.saving import FileEntry

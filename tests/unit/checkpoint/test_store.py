@@ -102,8 +102,8 @@ def test_each_damage_is_named_and_the_checkpoint_before_is_used(root, file, dama
         assert found.checkpoint.step == 3
         return
     assert found.checkpoint.step == 2
-    assert [refusal.file for refusal in found.refusals] == [f"step-000003/{file}"]
-    assert found.refusals[0].reason
+    assert [damage.file for _, damage in found.refusals] == [f"step-000003/{file}"]
+    assert found.refusals[0][1].reason
     assert os.readlink(root / "checkpoints" / "latest") == "step-000002"
 
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_renamed_to_a_later_step_is_refused(root: Path):
     (checkpoints / "step-000003").rename(checkpoints / "step-000009")
     found = kill_server.open_store(root).latest()
     assert found.checkpoint.step == 2
-    assert "got step 3" in found.refusals[0].reason
+    assert "got step 3" in found.refusals[0][1].reason
 
 
 def test_every_flipped_bit_of_a_manifest_is_noticed(pristine: Path):
@@ -294,7 +294,7 @@ def test_checkpoints_that_vanished_are_noticed_by_the_journal(root: Path, newest
     shutil.rmtree(newest)
     found = resume_point(store, events)
     assert found.checkpoint.step == 2
-    assert [str(r) for r in found.refusals] == ["step-000003: the folder is missing"]
+    assert [str(damage) for _, damage in found.refusals] == ["step-000003: the folder is missing"]
     for step in (1, 2):
         shutil.rmtree(root / "checkpoints" / f"step-{step:06d}")
     with pytest.raises(CheckpointLost, match="step 3 was saved according to the journal"):

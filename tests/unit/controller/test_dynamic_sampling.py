@@ -17,7 +17,7 @@ from ppojob_trainer.controller.batch_source import (
     has_signal,
     sampling_metrics,
 )
-from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead
+from ppojob_trainer.controller.lookahead import InterleavedSource
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.timer import StepTimer
@@ -120,10 +120,9 @@ def sampling_of(
     stages: Any, algorithm: AlgorithmSpec, settings: DynamicSamplingSpec, *, drops: bool
 ) -> DynamicSampling:
     order: Any = SimpleNamespace(place=(0, 0), batches_behind=lambda *_: [])
-    later = Lookahead(
-        stages, algorithm, steps=0, total_steps=1, passes=None, dataset=stages, order=order
-    )
-    return DynamicSampling(stages, algorithm, settings, drops, InterleavedSource(later))
+    algorithm = algorithm.model_copy(update={"dynamic_sampling": settings})
+    source = InterleavedSource(stages, algorithm, 0, 1, None, dataset=stages, order=order)
+    return DynamicSampling(source, settings, drops)
 
 
 def prompt(index: int) -> PromptRow:
@@ -141,6 +140,7 @@ def test_rows_stay_with_those_who_made_them():
     rounds = [
         Batch(
             purpose="train",
+            step=1,
             prompts=[prompt(4 * number + position) for position in range(4)],
             samples=2,
             owners=2,
@@ -163,7 +163,7 @@ def test_rows_stay_with_those_who_made_them():
 
 def scored(*extras: dict[str, object]) -> Batch:
     """A batch of a prompt, whose responses have these numbers beside their scores."""
-    batch = Batch("train", [prompt(0)], len(extras), owners=1)
+    batch = Batch("train", 1, [prompt(0)], len(extras), owners=1)
     batch.set_scores(
         [RowScore(row, 0.5 * row, msgspec.json.encode(one)) for row, one in enumerate(extras)]
     )
@@ -172,33 +172,33 @@ def scored(*extras: dict[str, object]) -> Batch:
 
 def test_a_failed_call_counts_as_what_it_may_count_as():
     alone = scored({"safe": 0.75, "failed": 0.0}, {"acc": 0.5, "failed": 1.0})
-    assert alone.numbers("safe", 1, "where") == [0.75, 0.5]
+    assert alone.numbers("safe", "where") == [0.75, 0.5]
     several = scored(
         {"a/safe": 0.75, "a/failed": 0.0, "a/score": 1.0}, {"a/failed": 1.0, "a/score": -1.0}
     )
-    assert several.numbers("a/safe", 1, "where") == [0.75, -1.0]
+    assert several.numbers("a/safe", "where") == [0.75, -1.0]
     with pytest.raises(RewardFailed, match='where: got "save": row 0 of step 1 has no such number'):
-        alone.numbers("save", 1, "where")
+        alone.numbers("save", "where")
 
 
 class Rounds:
     """Stages whose scores are given; None is a response at which the function failed."""
 
-    actor = SimpleNamespace(ranks=(0,))
+    roles = SimpleNamespace(owner=SimpleNamespace(ranks=(0,)))
 
     def __init__(self, *scores: list[float | None]) -> None:
         self.scores = scores
         self.kept: list[int] = []
 
-    def generate(self, batch: Batch, step: int, *_: object, ahead: object) -> None:
+    def generate(self, batch: Batch, *_: object, ahead: object) -> None:
         batch.metadata = [RowMetadata(1, is_truncated=False)] * batch.num_rows
 
-    def score(self, batch: Batch, step: int) -> None:
+    def score(self, batch: Batch) -> None:
         given = self.scores[batch.round]
         batch.scores = [score or 0.0 for score in given]
         batch.extras = [msgspec.json.encode({"dropped": float(one is None)}) for one in given]
 
-    def record(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch) -> None:
         self.kept.append(batch.round)
 
 

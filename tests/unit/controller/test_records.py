@@ -23,7 +23,7 @@ ADVANTAGED = Advantaged(
 
 def batch(prompts: int, samples: int, dropped: set[int]) -> Batch:
     rows = [PromptRow(10 * number, (1,), "a", "b", "c", {}) for number in range(prompts)]
-    made = Batch("train", rows, samples, owners=1)
+    made = Batch("train", 12, rows, samples, owners=1)
     made.extras = [
         msgspec.json.encode({"acc": 0.0, "dropped": float(row in dropped)})
         for row in range(made.num_rows)
@@ -42,7 +42,7 @@ def batch(prompts: int, samples: int, dropped: set[int]) -> Batch:
 def test_each_row_has_its_reward_and_its_advantage(origins, places, tmp_path):
     made = batch(2, 2, set())
     made.scores, made.origins = [1.0, 2.0, 3.0, 4.0], origins
-    Records(Sinks(()), tmp_path).keep_advantages(StepResult(made, ADVANTAGED, {}), 12)
+    Records(Sinks(()), tmp_path).keep_advantages(StepResult(made, ADVANTAGED, {}))
     rows = pq.read_table(tmp_path / "advantages" / "step-000012.parquet").to_pylist()
     assert [(row.pop("round"), row.pop("row")) for row in rows] == places
     assert [list(row.values()) for row in rows] == [
@@ -56,9 +56,9 @@ def test_each_row_has_its_reward_and_its_advantage(origins, places, tmp_path):
 def test_a_process_reward_model_learns_shares_of_right_of_rows_that_are_not_dropped() -> None:
     made = batch(2, 2, set())
     made.scores = [0.0, 1.0, 7.0, 0.25]
-    assert outcomes_of(made, [2], 1) == pytest.approx([0.0, 1.0, math.nan, 0.25], nan_ok=True)
-    with pytest.raises(RewardFailed, match="got 7 for row 2 of step 3"):
-        outcomes_of(made, [], 3)
+    assert outcomes_of(made, [2]) == pytest.approx([0.0, 1.0, math.nan, 0.25], nan_ok=True)
+    with pytest.raises(RewardFailed, match="got 7 for row 2 of step 12"):
+        outcomes_of(made, [])
 
 
 def test_of_a_dropped_row_failures_count_alone() -> None:

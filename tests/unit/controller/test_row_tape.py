@@ -116,16 +116,16 @@ def test_rows_that_a_checkpoint_holds_are_taken_from_it_until_the_job_goes_back(
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_bytes(manifest.encode(found))
     journal = Journal(tmp_path / "checkpoints" / "journal.jsonl")
-    batch, steps = Batch("train", [], 1, 1), (3, 4)
+    batches = [Batch("train", step, [], 1, 1) for step in (3, 4)]
 
     def taken_from_the_disk(story: str) -> list[bool]:
         for event in events(story):
             journal.append(event)
         tape = RowTape(journal, tmp_path, "now")
         tape.read()
-        found = [tape.is_replayed(batch, step) for step in steps]
+        found = list(map(tape.is_replayed, batches))
         if found[0]:
-            assert tape.location(batch, 3) == ("checkpoints/step-000002/ahead/train", ["a", "b"])
+            assert tape.location(batches[0]) == ("checkpoints/step-000002/ahead/train", ["a", "b"])
         return found
 
     assert taken_from_the_disk("<0 1 2") == [False, False]

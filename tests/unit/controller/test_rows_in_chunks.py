@@ -55,7 +55,7 @@ class Digits:
 @pytest.fixture
 def batch() -> Batch:
     """Five prompts: two of the first owner, three of the second."""
-    made = Batch("train", PROMPTS, SAMPLES, owners=2)
+    made = Batch("train", 1, PROMPTS, SAMPLES, owners=2)
     made.set_scores([RowScore(row, row / 2, msgspec.json.encode(extras(row))) for row in range(10)])
     return made
 
@@ -90,11 +90,11 @@ def written(role_of, roles_of, batch: Batch, tmp_path: Path) -> Callable[[int], 
     def make(chunk_bytes: int) -> Path:
         group = role_of("actorRollout", *(owner(*share) for share in batch.shares))
         roles = roles_of(group)
-        scoring = Scoring(roles, group, None, None)
+        scoring = Scoring(roles, None, None)
         folder = f"rows-{chunk_bytes}"
         tape = RowTape(Journal(tmp_path / "journal"), tmp_path, "settings")
-        stages = RolloutStages(roles, group, Engines(group, 1), scoring, tape, chunk_bytes)
-        stages.write_rows(batch, 1, folder)
+        stages = RolloutStages(roles, Engines(group, 1), scoring, tape, chunk_bytes)
+        stages.write_rows(batch, folder)
         return tmp_path / folder
 
     return make

@@ -40,13 +40,13 @@ SPREAD = Spread(0.0, 0.0, 0.0)
 NO_ADVANTAGE = Advantaged([], SPREAD, SPREAD, 0.0, [], [])
 
 
-def batch_of(purpose: str = "train") -> Batch:
+def batch_of(purpose: str = "train", step: int = 1) -> Batch:
     rows = [RowMetadata(row + 1, row % 3 == 0) for row in range(len(PROMPTS) * SAMPLES)]
-    return Batch(purpose, PROMPTS, SAMPLES, owners=1, metadata=rows)
+    return Batch(purpose, step, PROMPTS, SAMPLES, owners=1, metadata=rows)
 
 
-def score(scoring: Scoring, batch: Batch, step: int) -> None:
-    with scoring.start(batch, step) as finish:
+def score(scoring: Scoring, batch: Batch) -> None:
+    with scoring.start(batch) as finish:
         finish()
 
 
@@ -69,7 +69,7 @@ def scoring_by(role_of, roles_of, caller_of) -> Callable[..., Scoring]:
         owner = role_of("actorRollout", [Route(SEND_TEXTS, send_texts), advantages])
         roles = roles_of(owner, group)
         model = RewardModel(group, 0.0, 1.0, 0.0) if as_model else None
-        return Scoring(roles, owner, None if as_model else group, model)
+        return Scoring(roles, None if as_model else group, model)
 
     return make
 
@@ -105,28 +105,28 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
     scoring = scoring_by(reward)
     first = {purpose: batch_of(purpose) for purpose in ("train", "validation")}
     for batch in first.values():
-        score(scoring, batch, 1)
+        score(scoring, batch)
     again = role_of("reward", drifting.routes(), attempt=2)
     reward.ranks, reward.attempt = again.ranks, 2
     for purpose, batch in first.items():
         repeated = batch_of(purpose)
-        score(scoring, repeated, 1)
+        score(scoring, repeated)
         assert repeated.scores == batch.scores
         assert repeated.extras == batch.extras
     for step, rewinds in ((2, 0), (1, 1)):
         scoring.roles.rewinds = rewinds
-        other = batch_of()
-        score(scoring, other, step)
+        other = batch_of(step=step)
+        score(scoring, other)
         assert not set(other.scores) & set(first["train"].scores)
 
 
 def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
     drifting = Drifting()
     scoring = scoring_by(role_of("reward", drifting.routes()))
-    with contextlib.suppress(RoleLost), scoring.start(batch_of(), 1):
+    with contextlib.suppress(RoleLost), scoring.start(batch_of()):
         raise RoleLost("critic", "it ended")
     again = batch_of()
-    score(scoring, again, 1)
+    score(scoring, again)
     assert again.scores == [float(row + 1) for row in range(again.num_rows)]
 
 
@@ -154,7 +154,7 @@ def test_functions_score_portions(role_of, scoring_by, pool, chunk_bytes):
     scoring = scoring_by(reward)
     scoring.chunk_bytes = chunk_bytes
     batch = batch_of()
-    score(scoring, batch, 1)
+    score(scoring, batch)
     assert batch.scores == [float(row % 2 == 0) for row in range(batch.num_rows)]
 
 
@@ -179,7 +179,7 @@ def test_a_model_scores_portions_with_all_its_ranks(role_of, scoring_by, chunk_b
     scoring = scoring_by(role_of("reward", *[rank() for _ in range(4)]), as_model=True)
     scoring.chunk_bytes = chunk_bytes
     batch = batch_of()
-    score(scoring, batch, 1)
+    score(scoring, batch)
     assert batch.scores == [float(row) for row in range(batch.num_rows)]
     assert len(set(map(len, asked))) == 1
     assert sum(map(sum, asked)) == batch.num_rows

@@ -161,10 +161,9 @@ def test_given_responses_are_what_the_policy_would_have_drawn(files, cell, answe
     """Beside what rewards read; held-out rows are read without them."""
     row, other = ({**ROW, "extra_info": {"guide": {"target": one}}} for one in (cell, "Bea."))
     settings = {"maxResponseTokens": 9, "overlongPrompts": "truncate_right"}
-    spec = files.spec(
-        files.lines("a.jsonl", row, other), guidanceKey="extra_info.guide.target", **settings
-    )
-    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+    path, settings["guidanceKey"] = files.lines("a.jsonl", row, other), "extra_info.guide.target"
+    spec = files.spec(path, validation=[{"path": str(path)}], **settings)
+    with PromptDataset.open(spec, files.chat) as dataset:
         found = dataset[0]
     texts = [
         files.chat.decode([id_ for part in answer for id_ in part.tokens])
@@ -173,7 +172,7 @@ def test_given_responses_are_what_the_policy_would_have_drawn(files, cell, answe
     assert texts == [files.chat.decode(files.chat.encode(answer)) for answer in answers]
     assert all(part.is_trained for answer in found.answers for part in answer)
     assert (found.ground_truth, found.data_source) == ("Ann", "x")
-    with PromptDataset.open(spec.train, spec.of_validation, files.chat) as held_out:
+    with PromptDataset.open(spec.of_validation, files.chat) as held_out:
         assert held_out[0].answers == ()
         assert held_out[0].token_ids == found.token_ids
 

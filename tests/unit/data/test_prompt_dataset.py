@@ -53,7 +53,7 @@ def test_files_of_both_formats_are_one_data_set(files: PromptFiles, mixed: list[
             with pytest.raises(IndexError):
                 dataset[outside]
     for most in (1, 12, 99):
-        found = all_rows(files.open(*mixed, max_rows=most))
+        found = all_rows(files.open(*mixed, max_train_rows=most))
         assert [row.extra_info["index"] for row in found] == list(range(min(most, 23)))
 
 
@@ -110,7 +110,7 @@ def test_rows_of_a_validation_need_no_difficulty(files: PromptFiles) -> None:
     settings = {"curriculum": {"key": "level"}, "validation": validation}
     assert files.errors(train, **settings) == []  # type: ignore[arg-type]
     spec = files.spec(train, **settings)
-    assert len(all_rows(PromptDataset.open(spec.validation, spec.of_validation, files.chat))) == 1
+    assert len(all_rows(PromptDataset.open(spec.of_validation, files.chat))) == 1
 
 
 def test_columns_may_have_other_names(files: PromptFiles) -> None:
@@ -261,7 +261,7 @@ with ChatTokenizer(folder) as chat:
     chat.encode_prompts([[{"role": "user", "content": "3 + 5"}]] * 1000)
     Path("/proc/self/clear_refs").write_text("5")
     before = highest()
-    with PromptDataset.open(spec.train, spec, chat) as dataset:
+    with PromptDataset.open(spec, chat) as dataset:
         for index in random.Random(1).sample(range(count), 200):
             assert dataset[index].extra_info["index"] == index
 print(highest() - before)

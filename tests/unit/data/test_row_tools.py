@@ -38,7 +38,7 @@ def test_a_row_shows_the_tools_that_it_names_in_its_order(files: PromptFiles) ->
     shown = ["ask search", "search add ask", "add", "search add ask", "ask search"]
     texts = [files.chat.decode(prompt.token_ids) for prompt in prompts]
     assert texts == [f"{names} 3 + 5" for names in (*shown, "search add ask")]
-    told = Batch("train", prompts, samples=1, owners=1).prompt_tokens(0, len(prompts))
+    told = Batch("train", 1, prompts, samples=1, owners=1).prompt_tokens(0, len(prompts))
     selected = ["ask", "search"], [], ["add"], [], ["ask", "search"], []
     assert [prompt.tools for prompt in told] == [*selected]
 

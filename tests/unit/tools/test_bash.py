@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tool_calls import turn_of
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
@@ -21,19 +22,20 @@ def agent(**config: Any) -> AgentSpec:
 
 
 class Row:
-    def __init__(self, pool: ToolPool, name: str, **created: Any) -> None:
-        self.pool, self.name = pool, name
+    def __init__(self, pool: ToolPool, row: int, **created: Any) -> None:
+        self.pool, self.row = pool, row
         self.created = msgspec.json.encode({"bash": created})
         self.before: list[ToolCall] = []
 
     def run(self, command: str) -> str:
         call = ToolCall("bash", msgspec.json.encode({"command": command}).decode(), self.created)
-        (answer,) = self.pool.start([call], ["call"], row=self.name, before=self.before).result()
+        (answer,) = self.pool.start(turn_of(self.row, [call], before=self.before)).result().answers
         self.before.append(call)
         return answer.text
 
     def end(self) -> ToolAnswer:
-        (answer,) = self.pool.end_row(self.name, self.created, self.before).result()
+        ended = turn_of(self.row, [], before=self.before, created=self.created)
+        (answer,) = self.pool.start(ended).result().answers
         return answer
 
 
@@ -56,7 +58,7 @@ TESTED: Mapping[str, Any] = {
 
 
 def test_a_row_is_tested_by_files_that_it_has_not_seen(pool: ToolPool) -> None:
-    row, idle = Row(pool, "step 1/train/row 0", **TESTED), Row(pool, "row 1", **TESTED)
+    row, idle = Row(pool, 0, **TESTED), Row(pool, 1, **TESTED)
     assert row.run("cat state notes/task.md; ls; cat nothing") == (
         "ready\nMend add.notes\nstate\nsum.py\n"
         "cat: nothing: No such file or directory\n[exit status 1]"
@@ -67,7 +69,7 @@ def test_a_row_is_tested_by_files_that_it_has_not_seen(pool: ToolPool) -> None:
 
 
 def test_a_lost_workspace_is_made_again(pool: ToolPool, tmp_path: Path) -> None:
-    row = Row(pool, "row 2", **TESTED)
+    row = Row(pool, 2, **TESTED)
     row.run("sed -i s/-/+/ sum.py; echo more >> state")
     for child in list(pool._children._children):
         child.kill()
@@ -78,12 +80,12 @@ def test_a_lost_workspace_is_made_again(pool: ToolPool, tmp_path: Path) -> None:
 def test_the_output_of_a_test_may_count(pool: ToolPool) -> None:
     created = {"folder": "sum", "test": "python3 -c 'import sum; print(sum.add(2, 3))'"}
     for output, score in (("-1", 1.0), ("5", 0.0)):
-        assert Row(pool, "row 5", **created, test_output=output).end().reward == score
+        assert Row(pool, 5, **created, test_output=output).end().reward == score
 
 
 @pytest.mark.parametrize("folder", ["..", "/etc", "nothing"])
 def test_a_row_gets_no_other_folder(pool: ToolPool, folder: str) -> None:
-    text = Row(pool, "row 6", folder=folder).run("ls")
+    text = Row(pool, 6, folder=folder).run("ls")
     assert text.startswith(
         f"Error: bash failed: ValueError: folder: got {folder}: there is no such"
     )
@@ -91,16 +93,16 @@ def test_a_row_gets_no_other_folder(pool: ToolPool, folder: str) -> None:
 
 @pytest.mark.parametrize("command", ["x" * 200_000, "a\0b"])
 def test_a_command_that_no_shell_takes(pool: ToolPool, command: str) -> None:
-    text = Row(pool, "row 7", folder="sum").run(command)
+    text = Row(pool, 7, folder="sum").run(command)
     assert text == "Error: a command has at most 100000 bytes, and no NUL."
 
 
 def test_a_row_without_a_test_has_no_point(pool: ToolPool) -> None:
-    assert Row(pool, "row 3", folder="sum").end().reward == 0.0
+    assert Row(pool, 3, folder="sum").end().reward == 0.0
 
 
 def test_a_setup_that_fails_is_an_answer(pool: ToolPool) -> None:
-    row = Row(pool, "row 4", setup="echo no; exit 2")
+    row = Row(pool, 4, setup="echo no; exit 2")
     text = "Error: bash failed: RuntimeError: setup of the workspace: no [exit status 2]"
     assert row.run("ls").replace("\\n", " ") == text
     assert row.end().failure == "raised"

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from ruamel.yaml import YAML
+from tool_calls import turn_of
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
@@ -104,8 +105,8 @@ def agent(file: str, *methods: str, kind: str = "Shop") -> AgentSpec:
 class Row:
     """A row that remembers the calls to its environment, as an episode does."""
 
-    def __init__(self, pool: ToolPool, name: str, log: Path, **created: Any) -> None:
-        self.pool, self.name, self.log = pool, name, log
+    def __init__(self, pool: ToolPool, row: int, log: Path, **created: Any) -> None:
+        self.pool, self.row, self.log = pool, row, log
         given = {"prices": PRICES, "log": str(log)} | created
         self.created = msgspec.json.encode({"Shop": given, "Scored": given, "Other": {}})
         self.before: list[ToolCall] = []
@@ -113,8 +114,7 @@ class Row:
     def call(self, *calls: tuple[str, str]) -> list[ToolAnswer]:
         """The answers to the calls of one turn."""
         made = [ToolCall(name, arguments, self.created) for name, arguments in calls]
-        names = [f"{self.name}/call {number}" for number in range(len(made))]
-        answers = self.pool.start(made, names, row=self.name, before=self.before).result()
+        answers = self.pool.start(turn_of(self.row, made, before=self.before)).result().answers
         reached = map(reached_environment, answers)
         self.before += [one for one, is_known in zip(made, reached, strict=True) if is_known]
         return answers
@@ -123,7 +123,8 @@ class Row:
         return [answer.text for answer in self.call(*calls)]
 
     def end(self) -> list[ToolAnswer]:
-        return self.pool.end_row(self.name, self.created, self.before).result()
+        ended = turn_of(self.row, [], before=self.before, created=self.created)
+        return self.pool.start(ended).result().answers
 
     def told(self) -> list[str]:
         """What its environments have written."""
@@ -144,7 +145,7 @@ def pool(file: str) -> Iterator[ToolPool]:
 
 
 def test_tools_share_the_environment_of_their_row(pool: ToolPool, tmp_path: Path) -> None:
-    one, other = (Row(pool, name, tmp_path / name) for name in ("a", "b"))
+    one, other = (Row(pool, row, tmp_path / str(row)) for row in range(2))
     assert [answer.reward for answer in one.call(add("plum"), add("pear"))] == [2.0, 3.0]
     assert other.texts(add("pear"), PAY) == ["pear", "3"]
     assert one.texts(PAY, add("plum")) == ["5", "plum pear plum"]
@@ -152,7 +153,7 @@ def test_tools_share_the_environment_of_their_row(pool: ToolPool, tmp_path: Path
     assert one.end() == []
     assert one.told() == ["opened", "closed with plum pear plum"]
     assert other.texts(PAY) == ["3"]
-    assert Row(pool, "never opened", tmp_path / "c").end() == []
+    assert Row(pool, 3, tmp_path / "never opened").end() == []
 
 
 @pytest.mark.parametrize(("lost_by", "failure"), [("end", "died"), ("wait", "timeout")])
@@ -160,7 +161,7 @@ def test_a_lost_environment_repeats_its_calls(
     pool: ToolPool, tmp_path: Path, lost_by: str, failure: str
 ) -> None:
     """The call by which it was lost is left out: it would lose it again."""
-    row = Row(pool, "a", tmp_path / "log")
+    row = Row(pool, 0, tmp_path / "log")
     row.call(add("plum"), ("add", '{"item": "nothing of the shop"}'), ("add", "no JSON"))
     assert [answer.failure for answer in row.call((lost_by, "{}"))] == [failure]
     assert row.texts(add("pear")) == ["plum nothing of the shop pear"]
@@ -170,7 +171,7 @@ def test_a_lost_environment_repeats_its_calls(
 def test_a_row_that_is_generated_again_gets_a_new_environment(
     pool: ToolPool, tmp_path: Path
 ) -> None:
-    row = Row(pool, "a", tmp_path / "log")
+    row = Row(pool, 0, tmp_path / "log")
     row.call(add("plum"), add("pear"))
     del row.before[:]
     assert row.texts(add("pear")) == ["pear"]
@@ -178,14 +179,15 @@ def test_a_row_that_is_generated_again_gets_a_new_environment(
 
 
 def test_an_environment_that_cannot_be_made_is_an_answer(pool: ToolPool, tmp_path: Path) -> None:
-    row = Row(pool, "a", tmp_path / "log", prices={})
+    row = Row(pool, 0, tmp_path / "log", prices={})
     assert row.texts(PAY, PAY) == ["Error: pay failed: ValueError: no prices"] * 2
 
 
 def test_a_row_that_has_ended_gets_the_score_of_its_environment(file: str, tmp_path: Path) -> None:
     """Also if it is lost, was never called, or fails."""
     with ToolPool(agent(file, "add", "wait", kind="Scored"), processes=2) as pool:
-        rows = {name: Row(pool, name, tmp_path / name) for name in ("here", "lost", "fresh", "bad")}
+        names = ("here", "lost", "fresh", "bad")
+        rows = {name: Row(pool, row, tmp_path / name) for row, name in enumerate(names)}
         rows["here"].call(add("plum"), add("pear"))
         rows["lost"].call(add("pear"), ("wait", "{}"))
         rows["bad"].call(add("nothing"), add("plum"))
@@ -207,7 +209,7 @@ def test_what_is_called_at_the_end_is_no_tool(file: str) -> None:
 
 
 def test_more_rows_than_processes(pool: ToolPool, tmp_path: Path) -> None:
-    rows = [Row(pool, str(number), tmp_path / str(number)) for number in range(8)]
+    rows = [Row(pool, number, tmp_path / str(number)) for number in range(8)]
     for count in (1, 2, 3):
         assert [row.texts(add("plum")) for row in rows] == [[" ".join(["plum"] * count)]] * 8
     assert [row.told() for row in rows] == [["opened"]] * 8

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import hostile_tools
 import pytest
 from reward_functions import descendants, running
-from tool_calls import ask
+from tool_calls import ask, turn_of
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.rpc.messages.agents import ToolCall
@@ -66,6 +66,6 @@ def test_they_harm_none_of_those_beside_them() -> None:
     """Four processes, of which one always dies or hangs."""
     names = ["sleeps", *["good"] * 5, "leaves", *["good"] * 5] * 2
     with ToolPool(agent("sleeps", "leaves", "good"), processes=4) as pool:
-        begun = [pool.start([ToolCall(name, "{}")], ["i"]) for name in names]
-        failures = [one.result()[0].failure for one in begun]
+        begun = [pool.start(turn_of(3, [ToolCall(name, "{}")])) for name in names]
+        failures = [one.result().answers[0].failure for one in begun]
     assert failures == [{"sleeps": "timeout", "leaves": "died"}.get(name, "") for name in names]

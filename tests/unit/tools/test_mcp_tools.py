@@ -8,7 +8,7 @@ import golden_lines
 import pytest
 from click.testing import CliRunner
 from golden_lines import assert_lines, read_lines
-from tool_calls import ask, problems_of
+from tool_calls import ask, problems_of, turn_of
 
 from ppojob_api.manifest import read_bytes
 from ppojob_api.v1alpha1.agent import AgentSpec
@@ -88,10 +88,10 @@ def test_a_command_is_started_for_each_call() -> None:
             assert '"Ulm": 1' in ask(pool, "town_people", '{"town": "Ulm"}').text
 
 
-def row_asks(pool: ToolPool, row: str, before: list[ToolCall], name: str, arguments: str) -> str:
+def row_asks(pool: ToolPool, row: int, before: list[ToolCall], name: str, arguments: str) -> str:
     """The text for a call in the session of a row; it is added to the calls `before` the next."""
     call = ToolCall(name, arguments)
-    (answer,) = pool.start([call], [row], row=row, before=before).result()
+    (answer,) = pool.start(turn_of(row, [call], before=before)).result().answers
     before.append(call)
     return answer.text
 
@@ -103,13 +103,13 @@ def test_calls_of_a_row_share_a_session(serve: Serve, place: str) -> None:
     ulm = "town_people", '{"town": "Ulm"}'
     with ToolPool(AgentSpec.model_validate(agent)) as pool:
         one, other = list[ToolCall](), list[ToolCall]()
-        assert '"Ulm": 1' in row_asks(pool, "one", one, *ulm)
-        assert "why, says" in row_asks(pool, "one", one, "fails", '{"why": "why"}')
-        assert '"Ulm": 2' in row_asks(pool, "one", one, *ulm)
+        assert '"Ulm": 1' in row_asks(pool, 1, one, *ulm)
+        assert "why, says" in row_asks(pool, 1, one, "fails", '{"why": "why"}')
+        assert '"Ulm": 2' in row_asks(pool, 1, one, *ulm)
         # A server over HTTP is one for all rows; a command is one for each.
-        assert f'"Ulm": {3 if place == "url" else 1}' in row_asks(pool, "other", other, *ulm)
-        pool.end_row("one", b"{}", []).result()
-        assert '"Ulm":' in row_asks(pool, "other", other, *ulm)
+        assert f'"Ulm": {3 if place == "url" else 1}' in row_asks(pool, 2, other, *ulm)
+        pool.start(turn_of(1, [])).result()
+        assert '"Ulm":' in row_asks(pool, 2, other, *ulm)
 
 
 def test_a_session_whose_server_has_ended_begins_again(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_a_session_whose_server_has_ended_begins_again(tmp_path: Path) -> None:
     agent["mcpServers"][0]["session"] = "row"
     ulm, before = ("town_people", '{"town": "Ulm"}'), list[ToolCall]()
     with ToolPool(AgentSpec.model_validate(agent)) as pool:
-        assert '"Ulm": 1' in row_asks(pool, "one", before, *ulm)
-        ended = row_asks(pool, "one", before, "ends", f'{{"unless": "{tmp_path / "ended"}"}}')
+        assert '"Ulm": 1' in row_asks(pool, 1, before, *ulm)
+        ended = row_asks(pool, 1, before, "ends", f'{{"unless": "{tmp_path / "ended"}"}}')
         assert ended.startswith("Error: ends failed: McpFailed: ")
-        assert '"Ulm": 2' in row_asks(pool, "one", before, *ulm)
-        pool.end_row("one", b"{}", []).result()
+        assert '"Ulm": 2' in row_asks(pool, 1, before, *ulm)
+        pool.start(turn_of(1, [])).result()
 
 
 def test_the_key_is_sent_and_never_told(serve: Serve, monkeypatch) -> None:

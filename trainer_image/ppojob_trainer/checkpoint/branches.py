@@ -305,7 +305,7 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     if data.sampler is None:
         progress = msgspec.structs.replace(progress, rows_seen={})
     is_reordered = _ROWS_PER_STEP in changed and _has_weights(data.demonstrations)
-    if any(map(_is_of_demonstrations, changed)) or is_reordered:
+    if is_reordered or any(_is_of_data(where, _NOT_OF_DEMONSTRATIONS) for where in changed):
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
 
@@ -323,12 +323,8 @@ def _restarts_data(where: str, data: DataSpec) -> bool:
     if where == "spec.data.maxResponseTokens" and data.guidance_key is not None:
         return True
     is_by_batches = data.curriculum is not None or _has_weights(data.train)
-    return _is_of_prompts(where) or (is_by_batches and where in _DRAWS)
+    return _is_of_data(where, _NOT_OF_PROMPTS) or (is_by_batches and where in _DRAWS)
 
 
-def _is_of_prompts(where: str) -> bool:
-    return where.startswith("spec.data.") and not where.startswith(_NOT_OF_PROMPTS)
-
-
-def _is_of_demonstrations(where: str) -> bool:
-    return where.startswith("spec.data.") and not where.startswith(_NOT_OF_DEMONSTRATIONS)
+def _is_of_data(where: str, others: tuple[str, ...]) -> bool:
+    return where.startswith("spec.data.") and not where.startswith(others)

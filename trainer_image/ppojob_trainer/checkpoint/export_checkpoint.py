@@ -168,7 +168,6 @@ def _critic(spec: Mapping[str, Any], checkpoint: Path) -> _Source:
 
 
 def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
-    """Return the model with the paths of downloaded inputs."""
     found = remote_files.local_paths(checkpoint.resolve().parents[1])
     given = {"path": model.path, "tokenizer_path": model.tokenizer_path}
     fetched = {name: found[url] for name, url in given.items() if url in found}

@@ -167,7 +167,6 @@ def differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
 
 
 def _default(where: str) -> Json:
-    """Return the default of a field of the resource."""
     words = re.findall(r"[^.\[\]]+", where)
     *above, name = (int(word) if word.isdigit() else word for word in words)
     member = members_at(tuple(above)).get(str(name))

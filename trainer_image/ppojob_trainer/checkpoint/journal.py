@@ -15,7 +15,7 @@ import msgspec
 from ppojob_api.run_layout import JOURNAL_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.checkpoint.store import CheckpointStore, Latest, Refusal, folder_name
+from ppojob_trainer.checkpoint.store import CheckpointStore, Latest, folder_name
 from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -31,7 +31,7 @@ class _Event(
     Only that of the first event has an effect, on the date in chat templates.
     """
 
-    time: float
+    time: float = msgspec.field(default_factory=time.time)
 
 
 class RunBegan(_Event, frozen=True, kw_only=True, tag="run_began"):
@@ -115,8 +115,8 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
 
     @classmethod
     def of(cls, step: int, files: Iterable[FileEntry]) -> "CheckpointSaved":
-        """Return the event of now."""
-        return cls(time=time.time(), step=step, size_bytes=sum(file.size_bytes for file in files))
+        """Return the event of a checkpoint of these files."""
+        return cls(step=step, size_bytes=sum(file.size_bytes for file in files))
 
 
 class CheckpointRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
@@ -173,7 +173,7 @@ class Journal:
         """Return the start of the run in unix seconds, the same for every controller."""
         events = self.read()
         if not events:
-            events = [RunBegan(time=time.time())]
+            events = [RunBegan()]
             self.append(events[0])
         return events[0].time
 
@@ -212,7 +212,7 @@ def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
             f"step {saved} was saved according to the journal, but there is no checkpoint; restore "
             "the folder, or start a new run in another folder",
         )
-    if found.checkpoint.step >= saved or saved in {refusal.step for refusal in found.refusals}:
+    if found.checkpoint.step >= saved or saved in dict(found.refusals):
         return found
-    gone = Refusal(step=saved, file=folder_name(saved), reason="the folder is missing")
-    return Latest(checkpoint=found.checkpoint, refusals=(gone, *found.refusals))
+    gone = DamagedCheckpoint(folder_name(saved), "the folder is missing")
+    return Latest(checkpoint=found.checkpoint, refusals=((saved, gone), *found.refusals))

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from ppojob_trainer import durable
 from ppojob_trainer.data.score_history import RowHistory
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
@@ -154,19 +155,9 @@ def files_of_all_ranks(
     return found
 
 
-def sha256_of(path: Path) -> tuple[int, str]:
-    """Return size in bytes and sha256 in hex of a file, read through one small buffer.
-
-    Read, not mapped: a bad sector raises OSError here, and SIGBUS in a mapping.
-    """
-    with path.open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return file.tell(), digest.hexdigest()
-
-
 def entry_of(folder: Path, name: str, role: str, rank: int) -> FileEntry:
     """Return the manifest entry of a file that a rank has written, by its name in the folder."""
-    size_bytes, sha256 = sha256_of(folder / name)
+    size_bytes, sha256 = durable.sha256_of(folder / name)
     return FileEntry(path=name, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
 
 
@@ -188,7 +179,7 @@ def check_content(folder: Path, entry: FileEntry) -> None:
     check_size(folder, entry)
     name = f"{folder.name}/{entry.path}"
     try:
-        _, sha256 = sha256_of(folder / entry.path)
+        _, sha256 = durable.sha256_of(folder / entry.path)
     except OSError as error:
         raise DamagedCheckpoint(name, _reason(error)) from error
     if sha256 != entry.sha256:

@@ -73,23 +73,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A checkpoint that was not used; the file's name is relative to the checkpoints folder."""
-
-    step: int
-    file: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
 class Latest:
     """The newest intact checkpoint, None if none was ever saved, and newer damaged ones."""
 
     checkpoint: Checkpoint | None
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[tuple[int, DamagedCheckpoint], ...]  # step of each, and its damage
 
 
 def folder_name(step: int) -> str:
@@ -254,19 +242,20 @@ class CheckpointStore:
             CannotResume: it is of another job, configuration or format.
             CheckpointLost: there are checkpoints, but all are damaged.
         """
-        refusals: list[Refusal] = []
+        refusals: list[tuple[int, DamagedCheckpoint]] = []
         for step in reversed(self.steps()):
             try:
                 checkpoint = self._verify(step, again=True)
-            except DamagedCheckpoint as error:
-                refusals.append(Refusal(step=step, file=error.file, reason=error.reason))
+            except DamagedCheckpoint as damage:
+                refusals.append((step, damage))
             else:
                 return Latest(checkpoint=checkpoint, refusals=tuple(refusals))
         if refusals:
+            damages = "; ".join(str(damage) for _, damage in refusals)
             raise CheckpointLost(
                 str(self.root),
-                f"all checkpoints are damaged: {'; '.join(map(str, refusals))}; restore the files "
-                "from a copy, or start a new run in another folder",
+                f"all checkpoints are damaged: {damages}; restore the files from a copy, or start "
+                "a new run in another folder",
             )
         return Latest(checkpoint=None, refusals=())
 

@@ -74,7 +74,7 @@ def write_tensors(
         Size in bytes and sha256 in hex of the file.
     """
     stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
-    order = _order(stored)
+    order = sorted(stored, key=lambda name: (-stored[name].itemsize, name))
     if path is None:
         for name in order:
             join(name, tensors[name], stored[name])
@@ -282,11 +282,6 @@ def _opened(path: Path, name: str) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise DamagedCheckpoint(name, f"not a safetensors file: {error}") from error
-
-
-def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
-    """Return the names in the order of their bytes in the file."""
-    return sorted(stored, key=lambda name: (-stored[name].itemsize, name))
 
 
 def stored_dtype(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

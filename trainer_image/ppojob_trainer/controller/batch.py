@@ -22,7 +22,7 @@ from ppojob_trainer.rewards.records import DROPPED, FAILED, ValueKind, value_kin
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generated, Interaction, PromptTokens
-from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.rpc.messages.rows import BatchName, ScoredPrompt
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
 SCORE: Final = "score"
@@ -43,6 +43,7 @@ class Batch:
     """The rows of one generation phase."""
 
     purpose: str  # `train`, `validation`, or `greedy` (the greedy baseline of training)
+    step: int  # step of the loop that it belongs to
     prompts: list[PromptRow]
     samples: int  # responses per prompt
     owners: int  # ranks that own rows; each owns one contiguous range of prompts
@@ -59,11 +60,11 @@ class Batch:
     @property
     def label(self) -> str:
         """Return the name of the batch within its step."""
-        return self.name(0, 0).label
+        return self.name(0).label
 
-    def name(self, rewinds: int, step: int) -> BatchName:
+    def name(self, rewinds: int) -> BatchName:
         """Return the name of the batch within its job."""
-        return BatchName(rewinds, step, self.purpose, self.round)
+        return BatchName(rewinds, self.step, self.purpose, self.round)
 
     @property
     def num_rows(self) -> int:
@@ -177,6 +178,20 @@ class Batch:
             for prompt, begin, end in self._answers(first, last)
         ]
 
+    def scored_prompts(self, first: int, last: int) -> list[ScoredPrompt]:
+        """Return prompts `[first, last)` with the scores of their rows, for the disk."""
+        return [
+            ScoredPrompt(
+                position,
+                prompt.data_source,
+                msgspec.json.encode(prompt.ground_truth),
+                msgspec.json.encode(prompt.extra_info),
+                self.scores[position * self.samples : (position + 1) * self.samples],
+                self.extras[position * self.samples : (position + 1) * self.samples],
+            )
+            for position, prompt in enumerate(self.prompts[first:last], start=first)
+        ]
+
     def _answers(self, first: int, last: int) -> Iterator[tuple[PromptRow, int, int]]:
         """Return (prompt, first row, one past its last) for each prompt of rows `[first, last)`."""
         while first < last:
@@ -193,7 +208,7 @@ class Batch:
         """Return the names of those values, and whether they are text."""
         return value_kinds(self.values())
 
-    def numbers(self, name: str, step: int, where: str, others: Sequence[str] = ()) -> list[float]:
+    def numbers(self, name: str, where: str, others: Sequence[str] = ()) -> list[float]:
         """Return (rows,) the score, or another number of the reward functions, by its name.
 
         RewardFailed if a row has none: its message names the field `where`, and `others`, further
@@ -210,7 +225,7 @@ class Batch:
                 there = sorted(key for key, other in values.items() if not isinstance(other, str))
                 raise RewardFailed(
                     where,
-                    f"got {shown(name)}: row {row} of step {step} has no such number; "
+                    f"got {shown(name)}: row {row} of step {self.step} has no such number; "
                     f"{' or '.join([*others, SCORE, *there])}",
                 )
             found.append(value)
@@ -250,7 +265,7 @@ def interaction_of(prompt: PromptRow) -> Interaction | None:
     return Interaction(name, msgspec.json.encode(arguments), msgspec.json.encode(messages))
 
 
-def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float]:
+def outcomes_of(batch: Batch, dropped: Collection[int]) -> list[float]:
     """Return (rows,) the targets of a process reward model: the scores, NaN for dropped rows.
 
     RewardFailed if a score is not between 0 and 1.
@@ -262,8 +277,8 @@ def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float
         if not (0.0 <= outcome <= 1.0) and row not in dropped:
             raise RewardFailed(
                 "spec.rewards",
-                f"got {outcome:g} for row {row} of step {step}: the process reward model of type: "
-                "prime learns how right a response is; scores from 0 to 1",
+                f"got {outcome:g} for row {row} of step {batch.step}: the process reward model of "
+                "type: prime learns how right a response is; scores from 0 to 1",
             )
     return outcomes
 

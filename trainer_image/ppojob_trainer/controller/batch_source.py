@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
+from ppojob_api.v1alpha1.algorithm import DynamicSamplingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead, PrefetchedSource
+from ppojob_trainer.controller.lookahead import InterleavedSource, PrefetchedSource
 from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
@@ -42,23 +42,22 @@ class DynamicSampling:
     with lookahead generate the next rounds, of whichever step, together with the current one.
     """
 
-    stages: RolloutStages
-    algorithm: AlgorithmSpec
+    # prefetches first rounds, or generates later rounds with the current one
+    source: InterleavedSource
     settings: DynamicSamplingSpec
     drops: bool  # whether responses whose reward function failed are excluded from training
-    # prefetches first rounds, or generates later rounds with the current one
-    source: PrefetchedSource | InterleavedSource
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate, score and record rounds until the batch is full or no round is left."""
         rounds: list[Batch] = []
         signals: list[list[bool]] = []
-        lost, size = set[tuple[int, int]](), self.algorithm.prompts_per_step
+        source, lost = self.source, set[tuple[int, int]]()
+        size = source.algorithm.prompts_per_step
         while len(rounds) < self.settings.max_rounds:
             number = len(rounds)
             batch, dropped = self._round(number, step, draw, timer)
             rounds.append(batch)
-            numbers = batch.numbers(self.settings.metric, step, METRIC)
+            numbers = batch.numbers(self.settings.metric, METRIC)
             cut = batch.truncated if self.settings.whole_responses else ()
             means = self.settings.means
             signals.append(has_signal(numbers, batch.samples, dropped, means, cut))
@@ -74,44 +73,41 @@ class DynamicSampling:
                 *(step, len(rounds), found, size, self.settings.metric),
             )
         chosen = chosen_batch(rounds, choose(signals, size, lost))
-        source, later = self.source, self.source.later
         if isinstance(source, PrefetchedSource):
-            following = later.batches_from(step + 1, later.order.place)
+            following = source.batches_from(step + 1, source.order.place)
             if following:
-                source.begin(step + 1, step - 1, following, timer)
-        metrics = sampling_metrics(signals, size) | later.staleness(chosen, step)
+                source.begin(step - 1, following, timer)
+        metrics = sampling_metrics(signals, size) | source.staleness(chosen)
         return Rows(chosen, is_recorded=True, metrics=metrics, rounds=rounds)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
     ) -> tuple[Batch, list[int]]:
         """Generate, score and record a round; return it and its rows excluded from training."""
-        assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
+        source, stages, algorithm = self.source, self.source.stages, self.source.algorithm
         with timer("data"):
-            prompts = draw(self.settings.prompts_per_round)
-        owners = len(self.stages.actor.ranks)
-        batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        source, later = self.source, self.source.later
-        if isinstance(source, InterleavedSource):
-            batch.number = later.rounds_begun
-            steps_left = later.total_steps - step + 1
+            prompts = draw(source.size)
+        owners = len(stages.roles.owner.ranks)
+        batch = Batch("train", step, prompts, algorithm.samples_per_prompt, owners, number)
+        if not isinstance(source, PrefetchedSource):
+            batch.number = source.rounds_begun
+            steps_left = source.total_steps - step + 1
             rounds_left = steps_left * self.settings.max_rounds - number - 1
-            following = later.next_rounds(rounds_left)
-            source.generate(step, (batch, None), following, timer)
+            source.generate((batch, None), source.next_rounds(step, rounds_left), timer)
         elif number:
-            self.stages.generate(batch, step, timer=timer)
+            stages.generate(batch, timer=timer)
         else:
-            source.wait(step, (batch, None), (), timer)
+            source.wait((batch, None), (), timer)
         with timer("reward"):
-            self.stages.score(batch, step)
-        dropped = dropped_rows(batch, None, step) if self.drops else []
-        dropped += filtered_rows(batch, self.algorithm.group_filter, dropped, step)
+            stages.score(batch)
+        dropped = dropped_rows(batch, None) if self.drops else []
+        dropped += filtered_rows(batch, algorithm.group_filter, dropped)
         with timer("write_rows"):
-            self.stages.record(batch, step)
+            stages.record(batch)
         return batch, dropped
 
 
-BatchSource: TypeAlias = PrefetchedSource | InterleavedSource | DynamicSampling
+BatchSource: TypeAlias = InterleavedSource | DynamicSampling
 
 
 def batch_source(
@@ -122,22 +118,14 @@ def batch_source(
     order: PromptOrder,
 ) -> BatchSource:
     """Select the batch source of a job; a replayed job prefetches nothing."""
-    algorithm, sampling = spec.algorithm, spec.algorithm.dynamic_sampling
-    later = Lookahead(
-        stages,
-        algorithm,
-        steps=0 if spec.rollout.replay is not None else spec.rollout.max_staleness,
-        total_steps=total_steps,
-        passes=spec.steps.epochs,
-        dataset=dataset,
-        order=order,
-    )
-    source: PrefetchedSource | InterleavedSource = InterleavedSource(later)
-    if later.steps and isinstance(stages.engines, StandaloneEngines):
-        source = PrefetchedSource(later, stages.engines)
-    if sampling is not None:
-        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, source)
-    return source
+    sampling, steps = spec.algorithm.dynamic_sampling, spec.rollout.max_staleness
+    if spec.rollout.replay is not None:
+        steps = 0
+    passes, engines = spec.steps.epochs, stages.engines
+    source = InterleavedSource(stages, spec.algorithm, steps, total_steps, passes, dataset, order)
+    if steps and isinstance(engines, StandaloneEngines):
+        source = PrefetchedSource(**vars(source), engines=engines)
+    return source if sampling is None else DynamicSampling(source, sampling, spec.drops_responses)
 
 
 def has_signal(
@@ -197,6 +185,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
     ]
     return Batch(
         purpose="train",
+        step=rounds[0].step,
         prompts=[rounds[round_].prompts[position] for round_, position in places],
         samples=samples,
         owners=rounds[0].owners,

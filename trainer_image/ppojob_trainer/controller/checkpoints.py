@@ -145,9 +145,7 @@ class Checkpoints:
                 self._complete(pending, progress, files)
                 return
             begun = without_tables(progress)
-            self.journal.append(
-                CheckpointBegun(time=time.time(), progress=begun, files=tuple(files))
-            )
+            self.journal.append(CheckpointBegun(progress=begun, files=tuple(files)))
             self._in_flight = _InFlight(pending, progress, files, rewinds)
         except StorageError:
             self._failures += 1
@@ -194,7 +192,7 @@ class Checkpoints:
 
     def skip(self, step: int) -> None:
         """Record that a step has no checkpoint: the ranks no longer have its state."""
-        self.journal.append(CheckpointSkipped(time=time.time(), step=step))
+        self.journal.append(CheckpointSkipped(step=step))
         self._skipped = self.roles.rewinds, step
 
     def adopt(self, position: JournalState) -> None:
@@ -242,10 +240,7 @@ class Checkpoints:
 
     def _complete(self, pending: Path, progress: Progress, files: list[FileEntry]) -> None:
         checkpoint = self.store.complete(pending, progress, files)
-        size_bytes = sum(entry.size_bytes for entry in checkpoint.manifest.files)
-        self.journal.append(
-            CheckpointSaved(time=time.time(), step=progress.step, size_bytes=size_bytes)
-        )
+        self.journal.append(CheckpointSaved.of(progress.step, checkpoint.manifest.files))
         self.on_saved(progress.step)
         if self.copies is not None:
             self.copies.start()

@@ -12,7 +12,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import SupervisedSchedule
 from ppojob_trainer.checkpoint.manifest import DataCursor
 from ppojob_trainer.controller.batch import Batch, spread
-from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import Draw, Rows
 from ppojob_trainer.controller.step_plan import Updates
 from ppojob_trainer.data.dataset import PromptDataset
@@ -33,7 +33,6 @@ class Demonstrations:
     """Batch source of demonstrations, which also measures the loss of validation rows."""
 
     roles: Roles
-    actor: RoleGroup  # role whose ranks own the rows
     rows_per_step: int  # prompts of a batch, also of one validation call
     answers: int  # answers per prompt; each is a row of the batch
     has_mismatched: bool = False  # whether each prompt also gets an answer to another prompt (KTO)
@@ -42,9 +41,11 @@ class Demonstrations:
         """Send the rows of a step to their owners; a repeated step gets the same rows."""
         with timer("data"):
             prompts = draw(self.rows_per_step)
-            batch = self._batch("train", prompts, before=prompts[-1])
+            batch = self._batch("train", step, prompts, before=prompts[-1])
             requests = list(self._shares(batch))
-            self.roles.call(self.actor, DEMONSTRATE, requests, RequestId(0, step, "demonstrate"))
+            self.roles.call(
+                self.roles.owner, DEMONSTRATE, requests, RequestId(0, step, "demonstrate")
+            )
         return Rows(batch, is_recorded=True)
 
     def loss(self, held_out: PromptDataset, step: int) -> dict[str, float]:
@@ -59,22 +60,22 @@ class Demonstrations:
                 raise Interrupted("asked to end during a validation")
             last = min(first + self.rows_per_step, len(held_out))
             before = held_out[(first or len(held_out)) - 1]
-            batch = self._batch("validation", held_out.rows(range(first, last)), before)
+            batch = self._batch("validation", step, held_out.rows(range(first, last)), before)
             id_ = RequestId(0, step, "measure_loss", first)
             requests = self._given(batch)
-            measured.append(self.roles.call(self.actor, MEASURE_LOSS, requests, id_)[0])
+            measured.append(self.roles.call(self.roles.owner, MEASURE_LOSS, requests, id_)[0])
         return step_statistics(measured)
 
     def send(self, rows: list[PromptRow], step: int) -> None:
         """Send rows to their owners, in addition to the generated rows of a step."""
-        requests = self._given(self._batch("train", rows, before=rows[-1]))
-        self.roles.call(self.actor, SUPERVISE, requests, RequestId(0, step, "supervise"))
+        requests = self._given(self._batch("train", step, rows, before=rows[-1]))
+        self.roles.call(self.roles.owner, SUPERVISE, requests, RequestId(0, step, "supervise"))
 
     def _given(self, batch: Batch) -> list[GivenRows]:
         index = batch.index
         return [GivenRows(given, index) for given in self._shares(batch)]
 
-    def _batch(self, purpose: str, prompts: list[PromptRow], before: PromptRow) -> Batch:
+    def _batch(self, purpose: str, step: int, prompts: list[PromptRow], before: PromptRow) -> Batch:
         """Return a batch; `before` supplies the mismatched answer if no earlier row does."""
         samples = self.answers
         if self.has_mismatched:
@@ -94,8 +95,8 @@ class Demonstrations:
             )
             for answer in answers
         ]
-        owners = len(self.actor.ranks)
-        return Batch(purpose, prompts, samples=samples, owners=owners, metadata=metadata)
+        owners = len(self.roles.owner.ranks)
+        return Batch(purpose, step, prompts, samples=samples, owners=owners, metadata=metadata)
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
         for first, last in batch.shares:
@@ -117,7 +118,6 @@ class SupervisedRows:
         cls,
         spec: PPOJobSpec,
         roles: Roles,
-        actor: RoleGroup,
         dataset: PromptDataset,
         updates: Updates,
     ) -> SupervisedRows:
@@ -126,7 +126,7 @@ class SupervisedRows:
         assert settings is not None
         assert settings.rows_per_step is not None, "set in a resolved configuration"
         order = dataset.order(spec.data.of_demonstrations, settings.rows_per_step, field=field)
-        given = Demonstrations(roles, actor, settings.rows_per_step, answers=1)
+        given = Demonstrations(roles, settings.rows_per_step, answers=1)
         own = {one.name for one in fields(SupervisedSchedule)}
         schedule = SupervisedSchedule(**settings.model_dump(by_alias=False, include=own))
         return cls(given, dataset, order, schedule, updates)

@@ -37,7 +37,7 @@ class Engines:
         engines = [kept[first : first + self.tensor] for first in range(0, len(kept), self.tensor)]
         return [((parts[0][0], parts[-1][1]), own) for parts in engines for own in parts]
 
-    def recall(self, batches: Sequence[Batch], step: int) -> bool:
+    def recall(self, batches: Sequence[Batch]) -> bool:
         """Set the metadata of batches whose rows the owners already have; return whether they do.
 
         Standalone engines that were restarted may have other weights by now. Colocated engines are
@@ -48,7 +48,7 @@ class Engines:
     def prepare(self, version: int) -> None:
         """Sync the weights of step `version`; for colocated engines, `sync_weights` has done so."""
 
-    def deliver(self, batches: Sequence[Batch], step: int) -> None:
+    def deliver(self, batches: Sequence[Batch]) -> None:
         """Move the rows of batches that were generated together to their owners."""
 
 
@@ -62,10 +62,10 @@ class StandaloneEngines(Engines):
     _synced: tuple[str, int] | None = field(default=None)  # channel and version of the last sync
     _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)  # not yet waited for
 
-    def recall(self, batches: Sequence[Batch], step: int) -> bool:
+    def recall(self, batches: Sequence[Batch]) -> bool:
         """Query the owners for the metadata of their rows."""
-        roles, request = self.channels.roles, Recall(self._names(batches, step))
-        answers = roles.gather(roles.submit_query([self.channels.owner], RECALL, request))
+        roles, request = self.channels.roles, Recall(self._names(batches))
+        answers = roles.gather(roles.submit_query([self.channels.roles.owner], RECALL, request))
         rows = [one.rows for one in answers if one.rows is not None]
         if len(rows) < len(answers):
             return False
@@ -73,8 +73,8 @@ class StandaloneEngines(Engines):
         first.set_metadata(rows, greedy[0] if greedy else None)
         return True
 
-    def _names(self, batches: Sequence[Batch], step: int) -> list[BatchName]:
-        return [batch.name(self.channels.roles.rewinds, step) for batch in batches]
+    def _names(self, batches: Sequence[Batch]) -> list[BatchName]:
+        return [batch.name(self.channels.roles.rewinds) for batch in batches]
 
     def prepare(self, version: int) -> None:
         """Sync the weights, unless these ranks got them over this channel already.
@@ -104,17 +104,17 @@ class StandaloneEngines(Engines):
         self._begun = requests, msgspec.structs.replace(id_, rewinds=roles.rewinds)
         roles.caller.cancel(roles.submit(self.group, GENERATE, requests, id_))
 
-    def deliver(self, batches: Sequence[Batch], step: int) -> None:
+    def deliver(self, batches: Sequence[Batch]) -> None:
         """Move each range of prompts to the rank that owns it."""
         self._begun = None
-        first, key = batches[0], self._open(step)
+        first, key = batches[0], self._open(batches[0].step)
         makers = self.shares(len(first.prompts))
-        names = self._names(batches, step)
+        names = self._names(batches)
         self.channels.call_both(
             self.group,
             HAND_OVER,
             lambda role: HandOver(role, names, makers, first.shares),
-            RequestId(0, step, f"{first.label}/hand_over/{key}"),
+            RequestId(0, first.step, f"{first.label}/hand_over/{key}"),
         )
 
     def _open(self, step: int) -> str:

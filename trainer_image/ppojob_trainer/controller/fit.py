@@ -15,7 +15,6 @@ memory those that they have done.
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -226,11 +225,11 @@ class Loop:
             result = self.training.run(step, self._draw, kl, entropy, timer, beliefs)
         except (RewardFailed, SamplerFailed) as failure:
             raise self._after_checkpoint(failure, progress) from failure
-        self.records.keep_advantages(result, step)
-        self._log_samples(result.batch, step)
-        rows, epoch = step_rows(result), self.order.place[0]
-        metrics = training_metrics(result, rows, self.spec, step=step, epoch=epoch)
-        self._warn(step, result, metrics)
+        self.records.keep_advantages(result)
+        self._log_samples(result.batch)
+        rows = step_rows(result)
+        metrics = training_metrics(result, rows, self.spec, self.order.place[0])
+        self._warn(result, metrics)
         metrics |= self._kl_metrics(kl, result)
         supervised = self.training.supervised
         trained = msgspec.structs.replace(
@@ -261,7 +260,8 @@ class Loop:
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(trained, seconds=seconds), metrics
 
-    def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
+    def _warn(self, result: StepResult, metrics: Mapping[str, float]) -> None:
+        step = result.batch.step
         warnings = [
             self._warnings.no_room(step, result.batch.counts),
             self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
@@ -297,9 +297,7 @@ class Loop:
         except (_ValidationAborted, RewardFailed) as end:
             seconds = progress.seconds + timer.finish().step_seconds
             done = msgspec.structs.replace(progress, seconds=seconds)
-            trained = StepTrained(
-                time=time.time(), progress=without_tables(done), metrics=dict(metrics)
-            )
+            trained = StepTrained(progress=without_tables(done), metrics=dict(metrics))
             self.journal.append(trained)
             self._unvalidated = trained
             if isinstance(end, _ValidationAborted):
@@ -364,17 +362,17 @@ class Loop:
         samples = self.spec.rollout.validation.samples
         stages = self.training.stages
         batch = stages.validate(self.validation, samples, step)
-        self._log_samples(batch, step)
+        self._log_samples(batch)
         if self.spec.steps.generate_only:
-            self.records.keep_responses(batch, stages.tape.files(batch, step))
+            self.records.keep_responses(batch, stages.tape.files(batch))
             return {}
         metrics = evaluation_metrics(batch)
         if self.checkpoints.best is not None:
             self.checkpoints.best.refuse_unknown(metrics)
         return metrics
 
-    def _log_samples(self, batch: Batch, step: int) -> None:
-        log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
+    def _log_samples(self, batch: Batch) -> None:
+        log_samples(self.records.run_folder, batch.purpose, batch.step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
         kl, found = self.spec.algorithm.kl, dict[str, float]()
@@ -410,7 +408,7 @@ class Loop:
         self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
-        self.journal.append(StepDone(time=time.time(), progress=changes(before, progress)))
+        self.journal.append(StepDone(progress=changes(before, progress)))
         failpoints.hit(STEP_JOURNALED)
         self.report_progress()
         self.reporter.training.done(progress.step, metrics)
@@ -430,8 +428,8 @@ class Loop:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
-            stages.roles.broadcast(stages.actor, EXPORT_MODEL, Nothing(), id_)
-            self.journal.append(Exported(time=time.time(), step=progress.step))
+            stages.roles.broadcast(stages.roles.owner, EXPORT_MODEL, Nothing(), id_)
+            self.journal.append(Exported(step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")
             folder = self.records.run_folder / EXPORT_FOLDER

@@ -115,7 +115,6 @@ class TrainingReport:
         self._update(step=step, **self._figures(metrics))
 
     def checkpoint(self, step: int) -> None:
-        """Report that the checkpoint of a step is complete."""
         self._update(last_checkpoint_step=step)
 
     def _figures(self, metrics: Record) -> dict[str, float | None]:

@@ -2,12 +2,12 @@
 
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.data import DataFile, DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
@@ -57,22 +57,14 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
     agents = row_agents(spec.agent)
 
     def opened(
-        files: Sequence[DataFile],
         data: DataSpec,
-        max_rows: int | None,
         sources: Collection[str] | None = None,
         given: GivenType | None = spec.algorithm.given,
     ) -> PromptDataset:
+        rewards = checks_of(spec)
         dataset = stack.enter_context(
             PromptDataset.open(
-                files,
-                data,
-                chat,
-                rewards=checks_of(spec),
-                agents=agents,
-                sources=sources,
-                max_rows=max_rows,
-                given=given,
+                data, chat, rewards=rewards, agents=agents, sources=sources, given=given
             )
         )
         for warning in dataset.warnings:
@@ -80,17 +72,17 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
         return dataset
 
     data = spec.prompts
-    train = opened(data.train, data, data.max_train_rows, spec.compared_sources)
+    train = opened(data, spec.compared_sources)
     if spec.steps.generate_only:
         return Datasets(train, train)
     _check_length(config, len(train))
     validation = None
     if data.validation:
-        validation = opened(data.validation, data.of_validation, data.max_validation_rows)
+        validation = opened(data.of_validation)
     if spec.supervised is None:
         return Datasets(train, validation)
-    of_rows, size = data.of_demonstrations, spec.supervised.rows_per_step or 1
-    demonstrations = opened(of_rows.train, of_rows, None, given="sft")
+    size = spec.supervised.rows_per_step or 1
+    demonstrations = opened(data.of_demonstrations, given="sft")
     _check_size("supervised.rowsPerStep", size, "spec.data.demonstrations", len(demonstrations))
     return Datasets(train, validation, demonstrations)
 

@@ -48,7 +48,7 @@ class Records:
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
-    def keep_advantages(self, result: StepResult, step: int) -> None:
+    def keep_advantages(self, result: StepResult) -> None:
         """Write rewards (with penalties) and advantages of a step's rows.
 
         Errors of the disk are only logged, since nothing resumes from this file.
@@ -62,7 +62,7 @@ class Records:
             origin = None if batch.origins is None else batch.origins[position]
             rows.append(
                 {
-                    "step": step,
+                    "step": batch.step,
                     "round": 0 if origin is None else origin.round,
                     "row": (origin.position if origin else position) * batch.samples + sample,
                     "prompt_id": batch.prompts[position].index,
@@ -72,11 +72,11 @@ class Records:
                     "advantage": advantaged.row_advantages[row],
                 }
             )
-        path = self.run_folder / ADVANTAGES_FOLDER / f"step-{step:06d}.parquet"
+        path = self.run_folder / ADVANTAGES_FOLDER / f"step-{batch.step:06d}.parquet"
         try:
             write_advantages(path, rows)
         except StorageError as problem:
-            _log.warning("no advantages of step %d on the disk: %s", step, problem)
+            _log.warning("no advantages of step %d on the disk: %s", batch.step, problem)
 
     def keep_responses(self, batch: Batch, parts: Iterable[Path]) -> None:
         """Write the prompts of a batch with their responses, which are read from `parts`."""
@@ -121,11 +121,12 @@ def step_rows(result: StepResult) -> StepRows:
 
 
 def training_metrics(
-    result: StepResult, rows: StepRows, spec: PPOJobSpec, *, step: int, epoch: int
+    result: StepResult, rows: StepRows, spec: PPOJobSpec, epoch: int
 ) -> dict[str, float]:
     """Return all metrics of a step that do not depend on the clock."""
     advantaged = result.advantaged
-    metrics = {"training/global_step": float(step), "training/epoch": float(epoch)}
+    step = float(result.batch.step)
+    metrics = {"training/global_step": step, "training/epoch": float(epoch)}
     if spec.algorithm.given is not None:
         return metrics | length_metrics(rows) | result.statistics
     limit = spec.data.max_prompt_tokens

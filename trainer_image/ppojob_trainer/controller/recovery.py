@@ -8,7 +8,6 @@ running ranks from the state in the journal.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -25,13 +24,13 @@ from ppojob_trainer.checkpoint.journal import (
     resume_point,
 )
 from ppojob_trainer.checkpoint.manifest import UNREAD, Progress
-from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Refusal
+from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from ppojob_trainer.controller.journal_state import JournalState, read_journal_state
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER, RowTape
-from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
+from ppojob_trainer.errors import CannotResume, DamagedCheckpoint, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.saving import FileEntry, Restore
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
@@ -66,11 +65,8 @@ class Recovery:
         attempt = position.controller_attempt + 1
         self.roles.caller.attempt = attempt
         self.roles.rewinds = position.rewinds
-        self.journal.append(
-            ControllerStarted(
-                time=time.time(), attempt=attempt, code_version=ppojob_trainer.version()
-            )
-        )
+        code_version = ppojob_trainer.version()
+        self.journal.append(ControllerStarted(attempt=attempt, code_version=code_version))
         for group in self.roles.groups:
             group.attempt = position.role_attempts.get(group.name, 0)
         return position
@@ -146,12 +142,8 @@ class Recovery:
         ]
 
     def _start(self, group: RoleGroup) -> None:
-        attempt = group.attempt + 1
-        self.journal.append(
-            AttemptStarted(
-                time=time.time(), role=group.name, attempt=attempt, world_size=len(group.ranks)
-            )
-        )
+        attempt, size = group.attempt + 1, len(group.ranks)
+        self.journal.append(AttemptStarted(role=group.name, attempt=attempt, world_size=size))
         self.roles.start(group, attempt)
 
     def _start_missing(self) -> bool:
@@ -167,12 +159,8 @@ class Recovery:
         # Running ranks finish their requests, among them writes of checkpoints and rows.
         self.roles.barrier(self._ready_roles(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
-        for refusal in found.refusals:
-            self.journal.append(
-                CheckpointRefused(
-                    time=time.time(), step=refusal.step, file=refusal.file, reason=refusal.reason
-                )
-            )
+        for step, why in found.refusals:
+            self.journal.append(CheckpointRefused(step=step, file=why.file, reason=why.reason))
         progress = self.fresh
         if found.checkpoint is not None:
             progress = found.checkpoint.manifest.progress
@@ -181,11 +169,9 @@ class Recovery:
             if progress.demonstrations is None or self.fresh.demonstrations is None:
                 cursor = self.fresh.demonstrations
                 progress = msgspec.structs.replace(progress, demonstrations=cursor)
-            self._report_changes(found.refusals, found.checkpoint)
+            self._report_changes(dict(found.refusals).values(), found.checkpoint)
         self._check_data(progress)
-        self.journal.append(
-            Rewound(time=time.time(), from_step=from_step, to_step=progress.step, reason=reason)
-        )
+        self.journal.append(Rewound(from_step=from_step, to_step=progress.step, reason=reason))
         self.roles.rewinds += 1
         self.records.cut_metrics(progress)
         self.tape.read()
@@ -194,10 +180,10 @@ class Recovery:
         self._restore(progress, found.checkpoint)
         return progress
 
-    def _report_changes(self, refusals: Iterable[Refusal], checkpoint: Checkpoint) -> None:
-        for refusal in refusals:
+    def _report_changes(self, refused: Iterable[DamagedCheckpoint], checkpoint: Checkpoint) -> None:
+        for damage in refused:
             self.reporter.notice(
-                f"checkpoints/{refusal}: this checkpoint is not used; the job goes on from "
+                f"checkpoints/{damage}: this checkpoint is not used; the job goes on from "
                 f"{checkpoint.folder.name}"
             )
         change = self.store.layout_change(checkpoint)
@@ -225,10 +211,10 @@ class Recovery:
         for group in self.roles.saved:
             self.roles.broadcast(group, RESTORE, request, RequestId(0, progress.step, "restore"))
         self.roles.broadcast(
-            self.roles.group("actorRollout"),
+            self.roles.owner,
             SYNC_WEIGHTS,
             SyncWeights(progress.policy_version),
             RequestId(0, progress.step, "restore/sync_weights"),
         )
-        self.journal.append(Resumed(time=time.time(), progress=progress))
+        self.journal.append(Resumed(progress=progress))
         self._has_state = True

@@ -36,18 +36,18 @@ class Reprompting:
     began: float  # start of the run, in unix seconds
     is_logged: bool  # whether one of the prompts is logged
 
-    def prompts_of(self, batch: Batch, dropped: Collection[int], step: int) -> list[int]:
+    def prompts_of(self, batch: Batch, dropped: Collection[int]) -> list[int]:
         """Build the prompts of all rows; return the rows without one.
 
         `dropped` rows, which have no score, get no prompt and are part of none.
         """
-        feedback = self._feedback(batch, step)
+        feedback = self._feedback(batch)
         shares = batch.shares
         requests = [self._request(batch, dropped, feedback, *share) for share in shares]
-        roles, owner = self.channels.roles, self.channels.owner
-        answers = roles.call(owner, REPROMPT, requests, RequestId(0, step, "reprompt"))
+        roles = self.channels.roles
+        answers = roles.call(roles.owner, REPROMPT, requests, RequestId(0, batch.step, "reprompt"))
         batch.teacher_prompt_tokens = [tokens for answer in answers for tokens in answer.tokens]
-        self.channels.place_rows(batch, step, again=True)
+        self.channels.place_rows(batch, again=True)
         taught = [
             first * batch.samples + row
             for (first, _), answer in zip(shares, answers, strict=True)
@@ -55,10 +55,10 @@ class Reprompting:
         ]
         if taught and self.is_logged:
             prompt = next(answer.first for answer in answers if answer.taught)
-            log_teacher_prompt(step, taught[0], prompt)
+            log_teacher_prompt(batch.step, taught[0], prompt)
         return sorted(set(range(batch.num_rows)).difference(taught))
 
-    def _feedback(self, batch: Batch, step: int) -> list[str]:
+    def _feedback(self, batch: Batch) -> list[str]:
         """Return (rows,) the feedback of a reward function; empty text for none."""
         key = self.settings.feedback_key
         if key is None:
@@ -69,7 +69,7 @@ class Reprompting:
             _log.warning(
                 "%s: got %s: no reward function returned it in step %d, so no teacher gets "
                 "feedback; a name of a returned value: %s",
-                *(FEEDBACK_KEY, shown(key), step, there),
+                *(FEEDBACK_KEY, shown(key), batch.step, there),
             )
         return [str(own.get(key) or "") for own in values]
 

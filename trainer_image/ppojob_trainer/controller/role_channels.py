@@ -16,7 +16,6 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc.messages.rows import (
     CHANNEL_SECONDS,
-    BatchName,
     MoveColumns,
     MoveRows,
     OpenChannel,
@@ -31,7 +30,6 @@ class RoleChannels:
     """The channels of a job."""
 
     roles: Roles
-    owner: RoleGroup  # role whose ranks own the rows
     job_uid: str  # part of the keys of the job's rendezvous stores
     reference: ReferenceSpec | None = None  # selects the model by data source; None for one model
 
@@ -47,10 +45,10 @@ class RoleChannels:
             lambda role: OpenChannel(
                 role=role,
                 key=key,
-                owners=len(self.owner.ranks),
+                owners=len(self.roles.owner.ranks),
                 consumers=len(peer.ranks),
-                store_host=self.owner.ranks[0].host,
-                store_key=f"{self.job_uid}/{self.owner.name}/{self.owner.attempt}",
+                store_host=self.roles.owner.ranks[0].host,
+                store_key=f"{self.job_uid}/{self.roles.owner.name}/{self.roles.owner.attempt}",
                 seconds=seconds,
             ),
             RequestId(0, step, f"open_channel/{key}"),
@@ -62,8 +60,8 @@ class RoleChannels:
         A restarted controller opens new channels, since its predecessor may have reached one side
         only.
         """
-        opening = f"{self.roles.rewinds}.{self.roles.caller.attempt}"
-        return f"{self.owner.name}.{self.owner.attempt}-{peer.name}.{peer.attempt}/{opening}"
+        owner, opening = self.roles.owner, f"{self.roles.rewinds}.{self.roles.caller.attempt}"
+        return f"{owner.name}.{owner.attempt}-{peer.name}.{peer.attempt}/{opening}"
 
     def call_both(
         self,
@@ -73,13 +71,11 @@ class RoleChannels:
         id_: RequestId,
     ) -> None:
         """Call both sides, once both are idle; `request` gets the name of the other side."""
-        self.roles.barrier((self.owner, peer), id_.step, id_.stage)
-        requests = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
+        self.roles.barrier((self.roles.owner, peer), id_.step, id_.stage)
+        requests = [(self.roles.owner, request(peer.name)), (peer, request(self.roles.owner.name))]
         self.roles.broadcast_to(method, requests, id_)
 
-    def place_rows(
-        self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
-    ) -> None:
+    def place_rows(self, batch: Batch, *, again: bool = False, answers: Sequence[str] = ()) -> None:
         """Send the index of the generated rows to all owners.
 
         With `again` it replaces an earlier one, with more metadata; `answers` as in `PlaceRows`.
@@ -89,7 +85,7 @@ class RoleChannels:
             origins = [(origin.round, origin.position) for origin in batch.origins]
         request = PlaceRows(self._index(batch), origins, again, list(answers))
         stage = "place_rows/again" if again else "place_rows"
-        self.roles.broadcast(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
+        self.roles.broadcast(self.roles.owner, PLACE_ROWS, request, RequestId(0, batch.step, stage))
 
     def _index(self, batch: Batch) -> BatchIndex:
         if self.reference is None:
@@ -99,35 +95,33 @@ class RoleChannels:
         assert len(numbers) == len(found), "data of other sources is refused"
         return msgspec.structs.replace(batch.index, teachers=numbers)
 
-    def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
-        if consumer is self.owner:
+    def move_rows(self, consumer: RoleGroup, batch: Batch) -> None:
+        if consumer is self.roles.owner:
             return
-        self.open(consumer, step)
-        name = BatchName(self.roles.rewinds, step, batch.purpose)
-        index = self._index(batch)
+        self.open(consumer, batch.step)
+        name, index = batch.name(self.roles.rewinds), self._index(batch)
         self.call_both(
             consumer,
             MOVE_ROWS,
             lambda role: MoveRows(role, name, index),
-            RequestId(0, step, f"move_rows/{self.key(consumer)}"),
+            RequestId(0, batch.step, f"move_rows/{self.key(consumer)}"),
         )
 
     def move_columns(
         self,
         consumer: RoleGroup,
         batch: Batch,
-        step: int,
         columns: Sequence[str],
         *,
         to_owners: bool = False,
     ) -> None:
         """Move columns to a role that has the rows, or back to the owners."""
-        if consumer is self.owner:
+        if consumer is self.roles.owner:
             return
         index = self._index(batch)
         self.call_both(
             consumer,
             MOVE_COLUMNS,
             lambda role: MoveColumns(role, index, list(columns), to_owners),
-            RequestId(0, step, f"move_columns/{'-'.join(columns)}/{self.key(consumer)}"),
+            RequestId(0, batch.step, f"move_columns/{'-'.join(columns)}/{self.key(consumer)}"),
         )

@@ -99,6 +99,11 @@ class Roles:
         """Return the roles whose state is in checkpoints."""
         return [group for group in self.groups if group.is_saved]
 
+    @property
+    def owner(self) -> RoleGroup:
+        """Return the role whose ranks own the rows."""
+        return self.group("actorRollout")
+
     def group(self, name: str) -> RoleGroup:
         return next(group for group in self.groups if group.name == name)
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.controller.row_tape import RowTape, batch_key
+from ppojob_trainer.controller.row_tape import RowTape, key_of
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -32,7 +31,7 @@ from ppojob_trainer.rpc.messages.rollout import (
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, ROWS_DRAWN, WRITE_ROWS
-from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, portions
 
 StepBatches = tuple[Batch, Batch | None]
 """Batches of a step's prompts: sampled rows, and greedy rows if a baseline needs them."""
@@ -52,18 +51,11 @@ class Rows:
     rounds: Sequence[Batch] = ()  # the generation rounds of dynamic sampling
 
 
-def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int) -> StepBatches:
-    """Return the batches to generate for the prompts of a step."""
-    batch = Batch("train", prompts, algorithm.samples_per_prompt, owners)
-    return batch, Batch("greedy", prompts, 1, owners) if algorithm.estimator.has_greedy else None
-
-
 @dataclass(frozen=True)
 class RolloutStages:
     """Generates, scores and records batches."""
 
     roles: Roles
-    actor: RoleGroup  # role whose ranks own the rows
     engines: Engines
     scoring: Scoring
     tape: RowTape
@@ -80,16 +72,15 @@ class RolloutStages:
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all validation prompts, after a step."""
         prompts = dataset.rows(range(len(dataset)))
-        batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
-        self.generate(batch, step)
-        self.score(batch, step)
-        self.record(batch, step)
+        batch = Batch("validation", step, prompts, samples, owners=len(self.roles.owner.ranks))
+        self.generate(batch)
+        self.score(batch)
+        self.record(batch)
         return batch
 
     def generate(
         self,
         batch: Batch,
-        step: int,
         greedy: Batch | None = None,
         timer: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         *,
@@ -104,59 +95,57 @@ class RolloutStages:
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
-            if self._load_existing(together, step):
+            if self._load_existing(together):
                 return
         if not is_begun:
             with timer("update_weights"):
-                self.engines.prepare(step if batch.purpose == "validation" else step - 1)
+                is_validation = batch.purpose == "validation"
+                self.engines.prepare(batch.step if is_validation else batch.step - 1)
         with timer("gen"):
-            answers = self.run_engines(batch, step, greedy, ahead)
+            answers = self.run_engines(batch, greedy, ahead)
             batch.set_metadata(answers, greedy)
-            self.engines.deliver(together, step)
+            self.engines.deliver(together)
 
     def run_engines(
-        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[StepBatches]
+        self, batch: Batch, greedy: Batch | None, ahead: Sequence[StepBatches]
     ) -> list[Generated]:
         """Have the engines generate rows, and wait.
 
         Raises:
             Interrupted: a validation was aborted.
         """
-        requests, id_ = self.generate_requests(batch, step, greedy, ahead)
+        requests, id_ = self.generate_requests(batch, greedy, ahead)
         engines = self.engines.group.ranks[:: self.engines.tensor]
         aborts = self.aborts if batch.purpose == "validation" else lambda: False
         with progress_poll(self.roles.caller, engines, self.on_progress, aborts) as poll:
             return self.roles.call(self.engines.group, GENERATE, requests, id_, meanwhile=poll)
 
-    def _load_existing(self, batches: list[Batch], step: int) -> bool:
+    def _load_existing(self, batches: list[Batch]) -> bool:
         """Load rows that are on disk or at their owners; return whether there are any."""
-        if not self.tape.is_replayed(batches[0], step):
-            return self.engines.recall(batches, step)
+        if not self.tape.is_replayed(batches[0]):
+            return self.engines.recall(batches)
         for batch in batches:
-            if self.tape.is_replayed(batch, step):
-                self._load(batch, step)
+            if self.tape.is_replayed(batch):
+                self._load(batch)
         return True
 
     def generate_requests(
-        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[StepBatches] = ()
+        self, batch: Batch, greedy: Batch | None, ahead: Sequence[StepBatches] = ()
     ) -> tuple[list[Generate], RequestId]:
         """Return the request to each engine rank, and the request id; `ahead` as in `generate`."""
-        requests = self._requests(batch, step, greedy)
-        later = [
-            self._requests(one, later_step, its_greedy)
-            for later_step, (one, its_greedy) in enumerate(ahead, step + 1)
-        ]
+        requests = self._requests(batch, greedy)
+        later = [self._requests(*one) for one in ahead]
         requests = [
             msgspec.structs.replace(request, ahead=of_rank)
             for request, *of_rank in zip(requests, *later, strict=True)
         ]
-        return requests, RequestId(0, step, f"{batch.label}/generate")
+        return requests, RequestId(0, batch.step, f"{batch.label}/generate")
 
-    def _requests(self, batch: Batch, step: int, greedy: Batch | None) -> list[Generate]:
+    def _requests(self, batch: Batch, greedy: Batch | None) -> list[Generate]:
         return [
             Generate(
                 purpose=batch.purpose,
-                step=step,
+                step=batch.step,
                 first=first,
                 prompts=batch.prompt_tokens(first, last, self.given),
                 samples=batch.samples,
@@ -180,12 +169,12 @@ class RolloutStages:
         attempt = self.engines.group.attempt
         return Conversations(tools, self.roles.rewinds, retrievers, attempt, self.began)
 
-    def _load(self, batch: Batch, step: int) -> None:
+    def _load(self, batch: Batch) -> None:
         """Set the metadata of rows on disk, and have the ranks load the rows of a training step."""
-        self.tape.load_metadata(batch, step)
+        self.tape.load_metadata(batch)
         if batch.purpose == "validation":
             return
-        folder, parts = self.tape.location(batch, step)
+        folder, parts = self.tape.location(batch)
         requests = [
             LoadRows(
                 purpose=batch.purpose,
@@ -199,90 +188,57 @@ class RolloutStages:
             )
             for first, last in batch.shares
         ]
-        id_ = RequestId(0, step, f"{batch.label}/load_rows")
-        self.roles.call(self.actor, LOAD_ROWS, requests, id_)
+        id_ = RequestId(0, batch.step, f"{batch.label}/load_rows")
+        self.roles.call(self.roles.owner, LOAD_ROWS, requests, id_)
 
     @contextmanager
-    def start_scoring(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+    def start_scoring(self, batch: Batch) -> Iterator[Callable[[], None]]:
         """Start to score the rows; yield a function that waits and sets the scores."""
-        if self.tape.has(batch, step):
-            yield lambda: self.tape.load_metadata(batch, step)
+        if self.tape.has(batch):
+            yield lambda: self.tape.load_metadata(batch)
         else:
-            with self.scoring.start(batch, step) as finish:
+            with self.scoring.start(batch) as finish:
                 yield finish
 
-    def score(self, batch: Batch, step: int) -> None:
-        with self.start_scoring(batch, step) as finish:
+    def score(self, batch: Batch) -> None:
+        with self.start_scoring(batch) as finish:
             finish()
 
-    def record(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch) -> None:
         """Write rows and scores to disk, if they are not there yet."""
-        if not self.tape.has(batch, step):
-            folder = batch_key(batch, step).folder
-            self.tape.record(batch, step, self.write_rows(batch, step, folder))
+        if not self.tape.has(batch):
+            self.tape.record(batch, self.write_rows(batch, key_of(batch).folder))
         elif self.tape.recording is not None:
-            self.tape.record(batch, step, self.tape.copy(batch, step))
+            self.tape.record(batch, self.tape.copy(batch))
 
-    def write_rows(
-        self, batch: Batch, step: int, folder: str, act: str = "write_rows"
-    ) -> list[FileEntry]:
+    def write_rows(self, batch: Batch, folder: str, act: str = "write_rows") -> list[FileEntry]:
         """Have the owners write their rows as parts of a parquet folder; return the files.
 
         An owner writes several parts if its request would be too large. `act` is a part of the
         request id.
         """
-        whole = WriteRows(
-            purpose=batch.purpose,
-            step=step,
-            folder=folder,
-            part=0,
-            first=0,
-            scores=batch.scores,
-            data_sources=[prompt.data_source for prompt in batch.prompts],
-            ground_truths=[msgspec.json.encode(prompt.ground_truth) for prompt in batch.prompts],
-            extra_infos=[msgspec.json.encode(prompt.extra_info) for prompt in batch.prompts],
-            extras=batch.extras,
-            value_kinds=batch.value_kinds(),
-            round=batch.round,
-        )
-        parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
+        items, kinds = [batch.scored_prompts(*share) for share in batch.shares], batch.value_kinds()
         # The controller's attempt is in the id: after a restart the scores may differ.
         stage = f"{batch.label}/{act}/{self.roles.caller.attempt}"
         files = list[FileEntry]()
-        for index in range(max(map(len, parts))):
-            owners = [owner for owner, own in enumerate(parts) if index < len(own)]
+        for index, parts in enumerate(portions(items, self.chunk_bytes)):
+            owners = [owner for owner, own in enumerate(parts) if own]
             requests = [
-                _part(whole, batch.samples, len(parts) * index + owner, *parts[owner][index])
+                WriteRows(
+                    purpose=batch.purpose,
+                    step=batch.step,
+                    folder=folder,
+                    part=len(items) * index + owner,
+                    prompts=parts[owner],
+                    value_kinds=kinds,
+                    round=batch.round,
+                )
                 for owner in owners
             ]
-            id_ = RequestId(0, step, stage, index)
-            answers = self.roles.call(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+            id_ = RequestId(0, batch.step, stage, index)
+            answers = self.roles.call(self.roles.owner, WRITE_ROWS, requests, id_, ranks=owners)
             files += [file for answer in answers for file in answer.files]
         return files
-
-    def _parts(
-        self, whole: WriteRows, samples: int, first: int, last: int
-    ) -> list[tuple[int, int]]:
-        sizes = [
-            len(encode(_part(whole, samples, 0, position, position + 1)))
-            for position in range(first, last)
-        ]
-        cuts = chunks(sizes, self.chunk_bytes)
-        return [(first + begin, first + end) for begin, end in cuts]
-
-
-def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> WriteRows:
-    rows = slice(first * samples, last * samples)
-    return msgspec.structs.replace(
-        whole,
-        part=part,
-        first=first,
-        scores=whole.scores[rows],
-        data_sources=whole.data_sources[first:last],
-        ground_truths=whole.ground_truths[first:last],
-        extra_infos=whole.extra_infos[first:last],
-        extras=whole.extras[rows],
-    )
 
 
 @contextmanager

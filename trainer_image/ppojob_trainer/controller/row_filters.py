@@ -13,7 +13,7 @@ LENGTH: Final = "length"
 SCORE_PER_TOKEN: Final = "score_per_token"
 
 
-def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
+def dropped_rows(batch: Batch, greedy: Batch | None) -> list[int]:
     """Return the rows to exclude because a reward function failed (`onError: drop`).
 
     A row is dropped if its own reward failed, or that of the greedy response to its prompt. Call
@@ -29,14 +29,14 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
     if len(dropped) == batch.num_rows:
         raise RewardFailed(
             "spec.rewards[].onError",
-            f"got drop for all {batch.num_rows} responses of step {step}: nothing is left to train "
-            "on; functions that score some of them",
+            f"got drop for all {batch.num_rows} responses of step {batch.step}: nothing is left to "
+            "train on; functions that score some of them",
         )
     return dropped
 
 
 def filtered_rows(
-    batch: Batch, settings: GroupFilterSpec | None, dropped: Collection[int], step: int
+    batch: Batch, settings: GroupFilterSpec | None, dropped: Collection[int]
 ) -> list[int]:
     """Return the rows that the group filter excludes, in order, without `dropped` ones.
 
@@ -46,7 +46,7 @@ def filtered_rows(
     """
     if settings is None:
         return []
-    rank = _ranks(batch, settings.metric, step)
+    rank = _ranks(batch, settings.metric)
     kept: set[int] = set()
     for first in range(0, batch.num_rows, batch.samples):
         group = [row for row in range(first, first + batch.samples) if row not in dropped]
@@ -54,7 +54,7 @@ def filtered_rows(
     return [row for row in range(batch.num_rows) if row not in kept and row not in dropped]
 
 
-def _ranks(batch: Batch, metric: str, step: int) -> list[float]:
+def _ranks(batch: Batch, metric: str) -> list[float]:
     """Return (rows,) the sort key; the smallest are kept."""
     if metric == LENGTH:
         return [float(length) for length in batch.lengths]
@@ -62,4 +62,4 @@ def _ranks(batch: Batch, metric: str, step: int) -> list[float]:
         pairs = zip(batch.scores, batch.lengths, strict=True)
         return [-score / max(1, length) for score, length in pairs]
     others = (LENGTH, SCORE_PER_TOKEN)
-    return [-number for number in batch.numbers(metric, step, METRIC, others)]
+    return [-number for number in batch.numbers(metric, METRIC, others)]

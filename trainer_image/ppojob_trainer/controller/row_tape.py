@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,13 +73,9 @@ def batches_on_disk(run_folder: Path) -> list[BatchKey]:
     ]
 
 
-def batch_key(batch: Batch, step: int) -> BatchKey:
-    """Return the key of a batch of a step."""
-    return BatchKey(batch.purpose, step, batch.round)
-
-
-def _key_of(rows: RowsKept) -> BatchKey:
-    return BatchKey(rows.purpose, rows.step, rows.round)
+def key_of(batch: Batch | RowsKept) -> BatchKey:
+    """Return the key of a batch, or of the event that it is on disk."""
+    return BatchKey(batch.purpose, batch.step, batch.round)
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Tape:
 
     def with_rows(self, rows: RowsKept) -> Tape:
         """Return the tape with a batch and without later ones, which other weights generated."""
-        here = _key_of(rows)
+        here = key_of(rows)
         if rows.purpose != "validation":
             kept, before = (
                 {key: known for key, known in of.items() if key.order < here.order}
@@ -113,7 +108,7 @@ def read_tape(events: Iterable[Event], settings: str | None) -> Tape:
             case RowsKept():
                 tape = tape.with_rows(event)
                 if settings not in (None, event.settings):
-                    del tape.kept[_key_of(event)]
+                    del tape.kept[key_of(event)]
             case Rewound():
                 before = _contiguous(tape.kept, event.to_step)
                 # Batches after the checkpoint that are not replayed are removed from disk.
@@ -208,18 +203,20 @@ class RowTape:
         damaged = tape.before.keys() - intact.keys()
         self._tape = Tape({k: r for k, r in tape.kept.items() if k not in damaged}, intact)
 
-    def is_replayed(self, batch: Batch, step: int) -> bool:
+    def is_replayed(self, batch: Batch) -> bool:
         """Whether the rows of a batch are loaded from disk instead of generated.
 
         ConfigError if the recording lacks the batch, or has it for other prompts.
         """
-        if self._source(batch, step) is not None:
+        if self._source(batch) is not None:
             return True
         if self.recording is None:
             return False
         where = f"spec.rollout.replay: got {shown(str(self.recording))}"
-        place = f"step {step}, round {batch.round + 1}" if batch.round else f"step {step}"
-        if batch_key(batch, step) not in self._tape.before:
+        place = f"step {batch.step}"
+        if batch.round:
+            place += f", round {batch.round + 1}"
+        if key_of(batch) not in self._tape.before:
             raise ConfigError(
                 f"{where}: it has no {batch.purpose} rows of {place}; a run of as many steps, "
                 "validated as often"
@@ -229,23 +226,23 @@ class RowTape:
             "has there; a run of the same data, seed and batch size"
         )
 
-    def has(self, batch: Batch, step: int) -> bool:
+    def has(self, batch: Batch) -> bool:
         """Whether rows and scores of a batch are on disk."""
-        rows = self._tape.kept.get(batch_key(batch, step))
+        rows = self._tape.kept.get(key_of(batch))
         return rows is not None and rows.prompts == batch.prompts_digest
 
-    def is_prefetched(self, batch: Batch, step: int) -> bool:
+    def is_prefetched(self, batch: Batch) -> bool:
         """Whether the checkpoint that the job resumed from has the rows of a batch."""
-        return batch_key(batch, step) in self._prefetched
+        return key_of(batch) in self._prefetched
 
-    def location(self, batch: Batch, step: int) -> tuple[str, list[str]]:
+    def location(self, batch: Batch) -> tuple[str, list[str]]:
         """Return folder and file names of a replayed batch, constant until the job rewinds."""
-        found = self._source(batch, step)
+        found = self._source(batch)
         assert found is not None, "the batch is replayed"
         return found[0], [entry.path for entry in found[1]]
 
-    def _source(self, batch: Batch, step: int) -> Location | None:
-        key = batch_key(batch, step)
+    def _source(self, batch: Batch) -> Location | None:
+        key = key_of(batch)
         rows = self._tape.before.get(key)
         if rows is not None and rows.prompts == batch.prompts_digest:
             return self._folder(key), rows.files
@@ -254,19 +251,18 @@ class RowTape:
     def _folder(self, key: BatchKey) -> str:
         return key.folder if self.recording is None else str(self.recording / key.folder)
 
-    def files(self, batch: Batch, step: int) -> list[Path]:
-        """Return the files of a batch that is on disk."""
-        key = batch_key(batch, step)
+    def files(self, batch: Batch) -> list[Path]:
+        key = key_of(batch)
         folder = self.run_folder / self._folder(key)
         return [folder / entry.path for entry in self._tape.kept[key].files]
 
-    def load_metadata(self, batch: Batch, step: int) -> None:
+    def load_metadata(self, batch: Batch) -> None:
         """Set lengths and scores of a batch on disk; prefetched rows have NaN scores.
 
         DamagedCheckpoint if a file was changed.
         """
-        key = batch_key(batch, step)
-        if self.has(batch, step):
+        key = key_of(batch)
+        if self.has(batch):
             path, entries = self._folder(key), self._tape.kept[key].files
         else:
             path, entries = self._prefetched[key]
@@ -279,12 +275,11 @@ class RowTape:
         except (OSError, pa.ArrowException) as error:
             raise DamagedCheckpoint(folder.name, f"cannot be read: {error}") from error
 
-    def record(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
+    def record(self, batch: Batch, files: Iterable[FileEntry]) -> None:
         """Journal that a batch is on disk, before training on it."""
         rows = RowsKept(
-            time=time.time(),
             purpose=batch.purpose,
-            step=step,
+            step=batch.step,
             round=batch.round,
             settings=self.settings,
             prompts=batch.prompts_digest,
@@ -294,9 +289,9 @@ class RowTape:
         if self.recording is None:
             self._tape = self._tape.with_rows(rows)
 
-    def copy(self, batch: Batch, step: int) -> tuple[FileEntry, ...]:
+    def copy(self, batch: Batch) -> tuple[FileEntry, ...]:
         """Copy the rows of a batch from the replayed run into this one."""
-        key = batch_key(batch, step)
+        key = key_of(batch)
         files = self._tape.kept[key].files
         source, target = self.run_folder / self._folder(key), self.run_folder / key.folder
         target.mkdir(parents=True, exist_ok=True)

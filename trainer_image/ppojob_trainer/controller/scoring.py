@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,10 +23,9 @@ from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import RowScore, Score, ScoreByModel, Scored, SendTexts
 from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
-from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
+from ppojob_trainer.rpc.wire import CHUNK_BYTES, Item, RequestId, portions
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-Item = TypeVar("Item", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,6 @@ class RewardModel:
     began: float
 
 
-@dataclass(frozen=True)
-class _Pending(Generic[Answer]):
-    """Scoring requests, of which the first round is in flight."""
-
-    group: RoleGroup
-    method: Method[Any, Answer]
-    # one request per rank in each round; the index of `id_` counts rounds
-    rounds: list[list[msgspec.Struct]]
-    id_: RequestId
-    first: Pending[Answer]
-
-    def answers(self, roles: Roles) -> list[Answer]:
-        """Wait for the answers, in item order: rank by rank."""
-        rounds = [roles.gather(self.first)]
-        for index, requests in enumerate(self.rounds[1:], start=1):
-            id_ = msgspec.structs.replace(self.id_, index=index)
-            rounds.append(roles.call(self.group, self.method, requests, id_))
-        return [answer for of_rank in zip(*rounds, strict=True) for answer in of_rank]
-
-
 @dataclass
 class Scoring:
     """Scores each batch once until the job rewinds.
@@ -71,30 +50,31 @@ class Scoring:
     """
 
     roles: Roles
-    owner: RoleGroup
     functions: RoleGroup | None  # role that runs reward functions; None without any
     model: RewardModel | None  # the reward model; without functions and model, scores are NaN
     chunk_bytes: int = CHUNK_BYTES  # limit of one request
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
 
     @contextmanager
-    def start(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+    def start(self, batch: Batch) -> Iterator[Callable[[], None]]:
         """Start to score the rows; yield a function that waits and sets the scores.
 
         Reward functions run at once, in their own pods. A reward model runs in the yielded
         function, since its ranks may have other work until then.
         """
-        name = batch.name(self.roles.rewinds, step)
+        name = batch.name(self.roles.rewinds)
         last, known = self._scored.get(batch.purpose, (None, []))
         if last == name:
             yield lambda: batch.set_scores(known)
             return
-        functions = None if self.functions is None else self._start(self.functions, batch, step)
+        first, by_functions = None, None
+        if self.functions is not None:
+            first, by_functions = self._by_functions(self.functions, batch)
 
         def finish() -> None:
-            scores = None if functions is None else self._by_functions(functions, batch)
+            scores = None if by_functions is None else by_functions()
             if self.model is not None:
-                scores = _sum(scores, self._by_model(self.model, batch, step), self.model)
+                scores = _sum(scores, self._by_model(self.model, batch), self.model)
             if scores is None:  # a job that only generates
                 scores = [RowScore(row, math.nan, b"{}") for row in range(batch.num_rows)]
             self._scored[batch.purpose] = name, scores
@@ -103,35 +83,37 @@ class Scoring:
         try:
             yield finish
         finally:
-            if functions is not None:
-                self.roles.caller.cancel(functions.first)
+            if first is not None:
+                self.roles.caller.cancel(first)
 
-    def _start(self, group: RoleGroup, batch: Batch, step: int) -> _Pending[Scored]:
-        """Request the scores of one range of rows per pod."""
-        name = batch.name(self.roles.rewinds, step)
-        items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
-        id_ = RequestId(0, step, f"{batch.label}/score")
-        return self._submit(group, SCORE, items, partial(Score, name), id_)
+    def _by_functions(
+        self, group: RoleGroup, batch: Batch
+    ) -> tuple[Pending[Scored], Callable[[], list[RowScore]]]:
+        """Request the scores of one range of rows per pod; see `_submit`."""
+        name = batch.name(self.roles.rewinds)
+        items = [batch.score_items(*part) for part in self._send_texts(group, batch)]
+        id_ = RequestId(0, batch.step, f"{batch.label}/score")
+        first, answers = self._submit(group, SCORE, items, partial(Score, name), id_)
 
-    def _by_functions(self, pending: _Pending[Scored], batch: Batch) -> list[RowScore]:
-        answers = pending.answers(self.roles)
-        failure = next((answer.failure for answer in answers if answer.failure is not None), None)
-        if failure is not None:
-            self.roles.raise_if_lost()
-            raise _failed(pending.group, failure, batch)
-        return [score for answer in answers for score in answer.scores]
+        def scores() -> list[RowScore]:
+            found = answers()
+            failure = next((answer.failure for answer in found if answer.failure is not None), None)
+            if failure is not None:
+                self.roles.raise_if_lost()
+                raise _failed(group, failure, batch)
+            return [score for answer in found for score in answer.scores]
 
-    def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
+        return first, scores
+
+    def _by_model(self, model: RewardModel, batch: Batch) -> list[float]:
         """Call all ranks of the model, a collective call, also those without rows."""
-        name = batch.name(self.roles.rewinds, step)
-        items = [
-            batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
-        ]
+        name = batch.name(self.roles.rewinds)
+        items = [batch.model_score_items(*part) for part in self._send_texts(model.host, batch)]
         items += [[]] * (len(model.host.ranks) - len(items))
-        id_ = RequestId(0, step, f"{batch.label}/judge")
+        id_ = RequestId(0, batch.step, f"{batch.label}/judge")
         request = partial(ScoreByModel, name, began=model.began)
-        pending = self._submit(model.host, SCORE_BY_MODEL, items, request, id_)
-        return [score for answer in pending.answers(self.roles) for score in answer.scores]
+        _, answers = self._submit(model.host, SCORE_BY_MODEL, items, request, id_)
+        return [score for answer in answers() for score in answer.scores]
 
     def _submit(
         self,
@@ -140,26 +122,26 @@ class Scoring:
         items: list[list[Item]],
         request: Callable[[list[Item]], msgspec.Struct],
         id_: RequestId,
-    ) -> _Pending[Answer]:
+    ) -> tuple[Pending[Answer], Callable[[], list[Answer]]]:
         """Request scores of items, in several rounds if one request would be too large.
 
         `items` has a list for each rank, from rank 0; each round calls all of these ranks.
-        `request` builds a request for some items.
+        `request` builds a request for some items. The first round is then in flight, and may be
+        cancelled; the returned function waits for the answers to all, in item order.
         """
-        cuts = [
-            chunks([len(encode(item)) for item in of_rank], self.chunk_bytes) for of_rank in items
-        ]
-        rounds = [
-            [
-                request(of_rank[slice(*cut[index])] if index < len(cut) else [])
-                for of_rank, cut in zip(items, cuts, strict=True)
-            ]
-            for index in range(max(map(len, cuts)))
-        ]
+        rounds = [list(map(request, parts)) for parts in portions(items, self.chunk_bytes)]
         first = self.roles.submit(group, method, rounds[0], id_)
-        return _Pending(group, method, rounds, id_, first)
 
-    def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
+        def answers() -> list[Answer]:
+            found = [self.roles.gather(first)]
+            for index, requests in enumerate(rounds[1:], start=1):
+                further = msgspec.structs.replace(id_, index=index)
+                found.append(self.roles.call(group, method, requests, further))
+            return [answer for of_rank in zip(*found, strict=True) for answer in of_rank]
+
+        return first, answers
+
+    def _send_texts(self, group: RoleGroup, batch: Batch) -> list[tuple[int, int]]:
         """Have the owners send all texts to a role's ranks; return each rank's range of rows."""
         # Functions get whole groups: they may compare the responses to a prompt.
         unit = batch.samples if group is self.functions else 1
@@ -169,7 +151,7 @@ class Scoring:
             senders = batch.owners_of(first, last)
             requests = [
                 SendTexts(
-                    batch=batch.name(self.roles.rewinds, step),
+                    batch=batch.name(self.roles.rewinds),
                     role=group.name,
                     host=group.ranks[rank].host,
                     port=group.ranks[rank].port,
@@ -181,9 +163,9 @@ class Scoring:
             ]
             # The role's attempt is in the id: a restarted role needs the texts again.
             stage = f"{batch.label}/send_texts/{group.name}.{group.attempt}"
-            id_ = RequestId(0, step, stage, rank)
+            id_ = RequestId(0, batch.step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
-            self.roles.call(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)
+            self.roles.call(self.roles.owner, SEND_TEXTS, requests, id_, ranks=ranks)
         return parts
 
 

@@ -126,20 +126,20 @@ class TrainingStep:
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
-            self.channels.place_rows(batch, step, answers=self._answers(batch))
-        before = self._pass_and_score(rows, step, timer)
-        dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
-        filtered = filtered_rows(batch, self.spec.algorithm.group_filter, dropped, step)
+            self.channels.place_rows(batch, answers=self._answers(batch))
+        before = self._pass_and_score(rows, timer)
+        dropped = dropped_rows(batch, greedy) if self.spec.drops_responses else []
+        filtered = filtered_rows(batch, self.spec.algorithm.group_filter, dropped)
         left_out = [*dropped, *filtered]
         has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
-        outcomes = outcomes_of(batch, left_out, step) if has_outcomes else []
-        self._keep(rows, step, timer)
+        outcomes = outcomes_of(batch, left_out) if has_outcomes else []
+        self._keep(rows, timer)
         untaught: Collection[int] = ()
         if self.reprompting is not None:
             with timer("reprompt"):
-                untaught = self.reprompting.prompts_of(batch, dropped, step)
+                untaught = self.reprompting.prompts_of(batch, dropped)
             before[TAUGHT] = 1.0 - len(untaught) / batch.num_rows
-        statistics = self._learn_outcomes(batch, step, outcomes, timer)
+        statistics = self._learn_outcomes(batch, outcomes, timer)
         advantaged = None
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
@@ -149,7 +149,7 @@ class TrainingStep:
                     statistics["spo/p_hats"] = fmean(map(value, tracked))
                     statistics["spo/Neff"] = fmean(map(sum, tracked))
                 advantaged = self._advantages(
-                    batch, greedy, step, kl, left_out, outcomes, tracked, untaught
+                    batch, greedy, kl, left_out, outcomes, tracked, untaught
                 )
         if self.entropy is not None:
             entropy = self.entropy.bonus(entropy, before["actor/entropy"])
@@ -160,7 +160,7 @@ class TrainingStep:
                     with timer("data"):
                         before |= self.supervised.begin(step)
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, (kl, entropy))
+                    statistics |= self._update(updates, batch, (kl, entropy))
         with timer("update_weights"):
             self._sync_weights(step)
         # Statistics of a pass over all rows take precedence over those of updates, which skip rows.
@@ -175,7 +175,7 @@ class TrainingStep:
         is_due = refresh is not None and step % refresh.every_steps == 0
         weights = SyncWeights(step, refresh_reference=is_due)
         id_ = RequestId(0, step, "sync_weights")
-        self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+        self.stages.roles.broadcast(self.stages.roles.owner, SYNC_WEIGHTS, weights, id_)
 
     def _answers(self, batch: Batch) -> list[str]:
         """Return (prompts,) the ground truths if their probability is a reward; else nothing."""
@@ -183,65 +183,62 @@ class TrainingStep:
             return []
         return [plain_text(prompt.ground_truth) for prompt in batch.prompts]
 
-    def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
+    def _pass_and_score(self, rows: Rows, timer: StepTimer) -> dict[str, float]:
         """Run the forward passes while reward functions score the rows."""
         with ExitStack() as stack:
             finish_scoring: Callable[[], None] | None = None
             with timer("reward"):
                 if rows.greedy is not None:
-                    self.stages.score(rows.greedy, step)
+                    self.stages.score(rows.greedy)
                 if not rows.is_recorded:
-                    finish_scoring = stack.enter_context(
-                        self.stages.start_scoring(rows.batch, step)
-                    )
-            measured = self._forwards(rows.batch, step, timer)
+                    finish_scoring = stack.enter_context(self.stages.start_scoring(rows.batch))
+            measured = self._forwards(rows.batch, timer)
             if finish_scoring is not None:
                 with timer("reward"):
                     finish_scoring()
         return measured
 
-    def _keep(self, rows: Rows, step: int, timer: StepTimer) -> None:
+    def _keep(self, rows: Rows, timer: StepTimer) -> None:
         with timer("write_rows"):
             if rows.greedy is not None:
-                self.stages.record(rows.greedy, step)
+                self.stages.record(rows.greedy)
             if not rows.is_recorded:
-                self.stages.record(rows.batch, step)
+                self.stages.record(rows.batch)
 
     def _learn_outcomes(
-        self, batch: Batch, step: int, outcomes: list[float], timer: StepTimer
+        self, batch: Batch, outcomes: list[float], timer: StepTimer
     ) -> dict[str, float]:
         """Update the process reward model with the scores, and run the passes that follow it."""
         statistics: dict[str, float] = {}
         for updates in self.updates:
             if updates.of_outcomes:
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, (0.0, 0.0), outcomes)
-        return statistics | self._forwards(batch, step, timer, know_outcomes=True)
+                    statistics |= self._update(updates, batch, (0.0, 0.0), outcomes)
+        return statistics | self._forwards(batch, timer, know_outcomes=True)
 
     def _forwards(
-        self, batch: Batch, step: int, timer: StepTimer, *, know_outcomes: bool = False
+        self, batch: Batch, timer: StepTimer, *, know_outcomes: bool = False
     ) -> dict[str, float]:
         """Run the forward passes before the scores are known, or those after."""
         measured: dict[str, float] = {}
         for forward in self.passes:
             if forward.knows_outcomes == know_outcomes:
                 with timer(forward.timer):
-                    measured |= self._forward(forward, batch, step)
+                    measured |= self._forward(forward, batch)
         return measured
 
-    def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
-        self.channels.move_rows(forward.host, batch, step)
-        request, id_ = Forward(forward.model), RequestId(0, step, f"forward/{forward.model}")
+    def _forward(self, forward: ForwardPass, batch: Batch) -> dict[str, float]:
+        self.channels.move_rows(forward.host, batch)
+        request, id_ = Forward(forward.model), RequestId(0, batch.step, f"forward/{forward.model}")
         measured = self.stages.roles.broadcast(forward.host, FORWARD, request, id_)[0]
         if forward.column is not None:
-            self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
+            self.channels.move_columns(forward.host, batch, [forward.column], to_owners=True)
         return step_statistics([measured])
 
     def _advantages(
         self,
         batch: Batch,
         greedy: Batch | None,
-        step: int,
         kl_coefficient: float,
         left_out: Sequence[int],
         outcomes: list[float],
@@ -257,16 +254,17 @@ class TrainingStep:
             scores=self._shaped(batch),
             kl_coefficient=kl_coefficient,
             greedy_scores=[] if greedy is None else self._shaped(greedy),
-            rewards=[batch.numbers(key, step, REWARD_KEYS) for key in keys],
+            rewards=[batch.numbers(key, REWARD_KEYS) for key in keys],
             dropped=list(left_out),
             masked=sorted(masked.union(untaught)),
-            step=step,
+            step=batch.step,
             outcomes=outcomes,
             baselines=list(map(value, tracked)),
             positives=self._positives(batch),
         )
-        id_ = RequestId(0, step, "advantages")
-        return self.stages.roles.broadcast(self.stages.actor, ADVANTAGES, request, id_)[0]
+        id_ = RequestId(0, batch.step, "advantages")
+        roles = self.stages.roles
+        return roles.broadcast(roles.owner, ADVANTAGES, request, id_)[0]
 
     def _positives(self, batch: Batch) -> list[int]:
         """Return the positive examples if a loss uses them; else nothing."""
@@ -292,12 +290,11 @@ class TrainingStep:
         self,
         updates: Updates,
         batch: Batch,
-        step: int,
         weights: tuple[float, float],
         outcomes: Sequence[float] = (),
     ) -> dict[str, float]:
-        self.channels.move_columns(updates.host, batch, step, updates.columns)
-        measured = []
+        self.channels.move_columns(updates.host, batch, updates.columns)
+        measured, step = [], batch.step
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
         supervised = self.supervised if updates.model == "policy" else None
         weight = 0.0 if supervised is None else supervised.coefficient(step)

@@ -8,11 +8,12 @@ from pathlib import Path
 from ppojob_api import contract
 from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
+from ppojob_trainer import durable
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, sha256_of
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
@@ -83,10 +84,9 @@ class Wiring:
             for role in self.config.topology.roles
             if role.role != "controller"
         }
-        self.actor = self.hosts["actorRollout"]
         self.tape = self._tape()
         several = self.spec.reference if len(self.spec.reference_paths) > 1 else None
-        self.channels = RoleChannels(self.roles, self.actor, self.config.uid, several)
+        self.channels = RoleChannels(self.roles, self.config.uid, several)
         self.stages = self._rollout_stages()
         self.prometheus = Prometheus(self.config.name, environment.address, contract.PORT_METRICS)
         self.records = Records(self._sinks(), self.run_folder)
@@ -168,7 +168,7 @@ class Wiring:
             own = spec.reward_model
             model = RewardModel(hosts["rewardModel"], own.mean, own.weight, self.began)
         tensor = spec.rollout.parallelism.tensor
-        engines = Engines(self.actor, tensor)
+        engines = Engines(self.roles.owner, tensor)
         if "rollout" in hosts:
             seconds = spec.timeouts.stage_seconds
             engines = StandaloneEngines(hosts["rollout"], tensor, self.channels, seconds)
@@ -177,9 +177,8 @@ class Wiring:
         can_abort = spec.steps.trains and tensor == 1
         return RolloutStages(
             self.roles,
-            self.actor,
             engines,
-            Scoring(self.roles, self.actor, hosts.get("reward"), model),
+            Scoring(self.roles, hosts.get("reward"), model),
             self.tape,
             has_turns=spec.agent is not None,
             given=0 if guidance is None else guidance.samples,
@@ -196,7 +195,6 @@ class Wiring:
             return batch_source(self.spec, self.stages, self.total_steps, self.train, self.order)
         return Demonstrations(
             self.roles,
-            self.actor,
             algorithm.prompts_per_step,
             algorithm.answers_per_row,
             algorithm.has_mismatched,
@@ -215,7 +213,7 @@ class Wiring:
             reprompting = Reprompting(reprompt, self.channels, self.began, is_logged)
         updates = updates_of(spec, self.hosts)
         if (rows := self.datasets.demonstrations) is not None:
-            supervised = SupervisedRows.of(spec, self.roles, self.actor, rows, updates[-1])
+            supervised = SupervisedRows.of(spec, self.roles, rows, updates[-1])
         return TrainingStep(
             spec=spec,
             stages=self.stages,
@@ -263,7 +261,7 @@ class Wiring:
         for path in paths:
             if path is not None:
                 with contextlib.suppress(OSError):
-                    found[path] = sha256_of(Path(path))[1]
+                    found[path] = durable.sha256_of(Path(path))[1]
         return found
 
     def _sinks(self) -> Sinks:

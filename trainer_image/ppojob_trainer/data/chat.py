@@ -99,7 +99,6 @@ class ChatTokenizer(Closeable):
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a chat template."""
         return self._files.chat_template is not None
 
     @property
@@ -135,7 +134,6 @@ class ChatTokenizer(Closeable):
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Detokenise ids."""
         text: str = self._files.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 

@@ -49,16 +49,15 @@ def check_files(
     None if each prompt is answered once. `demonstrations` is the number of rows of
     ``spec.data.demonstrations`` per step; None to not read them.
     """
-    train = Scan(spec, chat, rewards, agents, spec.max_train_rows, sources, given=given)
-    train.read(spec.train)
-    held_out = spec.of_validation
-    validation = Scan(held_out, chat, rewards, agents, spec.max_validation_rows, given=given)
+    train = Scan(spec, chat, rewards, agents, sources, given=given)
+    train.read()
+    validation = Scan(spec.of_validation, chat, rewards, agents, given=given)
     if spec.validation:
-        validation.read(spec.validation)
+        validation.read()
     scans, drawn = [train, validation], [] if draw is None else [("train", train, *draw)]
     if demonstrations is not None:
-        supervised = Scan(spec.of_demonstrations, chat, None, None, None, given="sft")
-        supervised.read(spec.demonstrations)
+        supervised = Scan(spec.of_demonstrations, chat, given="sft")
+        supervised.read()
         scans.append(supervised)
         drawn.append(("demonstrations", supervised, "supervised.rowsPerStep", demonstrations))
     # One file may be in several lists.
@@ -88,12 +87,11 @@ def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataP
 
 def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
     """Return the problems of files that cannot be opened; a check without a tokenizer."""
-    files = [(one, spec, given) for one in spec.train]
-    files += [(one, spec.of_validation, given) for one in spec.validation]
-    files += [(one, spec.of_demonstrations, "sft") for one in spec.demonstrations]
+    read: list[tuple[DataSpec, GivenType | None]] = [(spec, given), (spec.of_validation, given)]
+    read += [(spec.of_demonstrations, "sft")] if spec.demonstrations else []
     problems: dict[str, None] = {}
-    for file, how, kind in files:
-        for opened in open_files(file, how, given=kind):
+    for own, kind in read:
+        for opened in (one for file in own.train for one in open_files(file, own, given=kind)):
             if isinstance(opened, DataProblem):
                 problems[str(opened)] = None
             else:

@@ -82,10 +82,10 @@ def read_columns(
 
 def read_row(
     row: Row, spec: DataSpec, *, has_agents: bool, media: Collection[str] = ()
-) -> tuple[PromptRow, float]:
-    """Read a row in verl's or in plain form, and its difficulty, 0 without a curriculum.
+) -> PromptRow:
+    """Read a row in verl's or in plain form.
 
-    Media columns are read separately (`media_columns`).
+    Media columns are read separately (`row_reader`).
     """
     required = required_columns(spec)
     for name in required:
@@ -108,8 +108,7 @@ def read_row(
     agent = row.get(AGENT_COLUMN) if has_agents else None
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
-    difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    found = PromptRow(
+    return PromptRow(
         index=-1,
         token_ids=(),
         prompt=prompt,
@@ -120,7 +119,6 @@ def read_row(
         known_scores=known_scores(row, info, spec.scores_key) if spec.scores_key else (),
         teacher_prompt=_teacher_prompt(row, prompt, spec),
     )
-    return found, difficulty
 
 
 def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
@@ -174,9 +172,10 @@ def _finite(value: object) -> float | None:
     return None
 
 
-def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
+def difficulty_of(row: Row, name: str) -> float:
     """Return the difficulty of a row, from a column or an entry of extra_info."""
-    value = row.get(name, info.get(name))
+    columns = row if name in row else mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
+    value = columns.get(name)
     if (number := _finite(value)) is not None:
         return number
     got, why = ABSENT if value is None else shown(value), "spec.data.curriculum orders rows by it"

@@ -78,7 +78,6 @@ class CustomRows(RowFile):
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """End the child."""
         self._child.kill()
 
     def _call(self, request: MakeRows | None) -> RowsMade:

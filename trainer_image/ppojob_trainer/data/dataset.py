@@ -6,7 +6,7 @@ from typing import Self
 
 import msgspec
 
-from ppojob_api.v1alpha1.data import DataFile, DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.order import Mixture, PromptOrder, mixture_problems
@@ -53,33 +53,29 @@ class PromptDataset(PromptStore):
     @classmethod
     def open(
         cls,
-        files: Sequence[DataFile],
-        data_spec: DataSpec,
+        spec: DataSpec,
         chat: ChatTokenizer,
         *,
-        max_rows: int | None = None,
         rewards: RewardChecks | None = None,
         agents: RowAgents | None = None,
         sources: Collection[str] | None = None,
         given: GivenType | None = None,
     ) -> Self:
-        """Check every row of the files and open them as one dataset.
+        """Check every row of the training files and open them as one dataset.
 
-        Of the files the first `max_rows` are used, counted before long ones are dropped; verl
-        samples them when it shuffles. The other arguments are those of `Scan`; `chat` is not needed
-        after this call. Raises ConfigError with every problem, one line each, and StorageError if
-        there is no space for the rows.
+        Of the files the first `max_train_rows` are used, counted before long ones are dropped; verl
+        samples them when it shuffles. Arguments are those of `Scan`; `chat` is not needed after
+        this call. Raises ConfigError with every problem, one line each, and StorageError if there
+        is no space for the rows.
         """
         dataset = cls()
         try:
-            scan = Scan(
-                data_spec, chat, rewards, agents, max_rows, sources, store=dataset, given=given
-            )
-            scan.read(files)
+            scan = Scan(spec, chat, rewards, agents, sources, dataset, given)
+            scan.read()
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
             dataset.warnings = scan.warnings.lines()
-            dataset.digest = _digest(scan, files, data_spec, chat)
+            dataset.digest = _digest(scan, spec, chat)
             dataset._rows_of = tuple(scan.kept_of)
             dataset._difficulties = scan.difficulties
         except BaseException:
@@ -114,7 +110,7 @@ class PromptDataset(PromptStore):
         return PromptOrder(len(self), seed, mixture=mixture)
 
 
-def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTokenizer) -> str:
+def _digest(scan: Scan, spec: DataSpec, chat: ChatTokenizer) -> str:
     settings = spec.model_dump(mode="json", include=_IN_DIGEST)
     settings |= spec.model_dump(mode="json", include=_IN_DIGEST_IF_SET, exclude_defaults=True)
     if scan.given:
@@ -129,7 +125,7 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
         settings |= {"answers": scan.given, "label": spec.label_key}
         if spec.split_pairs:
             settings["label"] = spec.answer_columns(scan.given)
-    limits = [file.max_rows for file in files]
+    limits = [file.max_rows for file in spec.train]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits
     if scan.media_digest is not None:

@@ -17,14 +17,7 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
-from ppojob_trainer.data.columns import (
-    EXTRA_COLUMN,
-    as_prompt,
-    cell_of,
-    conversation,
-    difficulty_of,
-    mapping_of,
-)
+from ppojob_trainer.data.columns import as_prompt, cell_of, conversation, mapping_of
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media.pictures import LaterPicture, packed, pictures_in, with_parts
 from ppojob_trainer.data.problems import BadCell
@@ -44,11 +37,17 @@ _CACHED, _CHECKED = 64, 16
 
 
 class GivenRow(NamedTuple):
-    """A row, its difficulty, and the messages of each given answer."""
+    """A row, and the messages of each given answer."""
 
     row: PromptRow
-    difficulty: float
     answers: Sequence[Sequence[Message]]
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, *answers: Sequence[Message], ground_truth: Json = None
+    ) -> "GivenRow":
+        """Build a row of a prompt; its ground truth is a label or a margin."""
+        return cls(PromptRow(-1, (), prompt, "", ground_truth, {}), answers)
 
 
 def read_demonstration(row: Row, spec: DataSpec) -> GivenRow:
@@ -62,7 +61,7 @@ def read_demonstration(row: Row, spec: DataSpec) -> GivenRow:
         messages: list[Message] = [{"role": ASSISTANT, "content": answer}]
     else:
         prompt, messages = _split(cell_of(row, spec.prompt_key, spec), spec.prompt_key)
-    return given_row(row, prompt, spec, [messages])
+    return GivenRow.of(prompt, messages)
 
 
 def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
@@ -82,21 +81,6 @@ def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
             raise BadCell(place, shown(one), why, allowed)
         found.append([{**message, LOSS_MASK: 1}])
     return found
-
-
-def given_row(
-    row: Row,
-    prompt: Prompt,
-    spec: DataSpec,
-    answers: Sequence[Sequence[Message]],
-    ground_truth: Json = None,
-) -> GivenRow:
-    """Build a row with given answers; its ground truth is a label or a margin."""
-    difficulty = 0.0
-    if spec.curriculum is not None:
-        info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
-        difficulty = difficulty_of(row, info, spec.curriculum.key)
-    return GivenRow(PromptRow(-1, (), prompt, "", ground_truth, {}), difficulty, answers)
 
 
 def _split(cell: object, column: str) -> tuple[Prompt, list[Message]]:

@@ -1,6 +1,5 @@
 """Row files by format: JSON lines, an array of JSON objects, or parquet."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_trainer import durable
 from ppojob_trainer.data.problems import DataProblem
 
 _BATCH_ROWS = 64
@@ -39,8 +39,7 @@ class RowFile(ABC):
 
     def digest(self) -> str:
         """Return the SHA-256 of the content, in hex; after the pass over ``rows``."""
-        with open(self.path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return durable.sha256_of(Path(self.path))[1]
 
     def place(self, number: int) -> str:
         """Return the place of a row, for messages; here ``file[number]``, from 0."""
@@ -54,7 +53,6 @@ class JsonLines(RowFile):
     """A JSON-lines file, in UTF-8 without a byte order mark."""
 
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every line's object in order."""
         with open(self.path, "rb") as file:
             for line in file:
                 place = self.place(self.num_rows)
@@ -78,7 +76,6 @@ class JsonArray(RowFile):
         self._items = items
 
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every object in order."""
         for number, item in enumerate(self._items):
             yield parse_row(self.place(number), bytes(item))
 
@@ -147,5 +144,4 @@ class ParquetRows(RowFile):
         return f"{self.path}:{number}"
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

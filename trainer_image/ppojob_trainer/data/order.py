@@ -122,7 +122,6 @@ class Mixture:
         return np.concatenate([np.zeros_like(self._counts[:1]), self._counts.cumsum(axis=0)])
 
     def _part(self, source: int, number: int, in_epoch: int) -> Rows:
-        """Return the rows of a source in a batch."""
         count = int(self._counts[in_epoch, source])
         if count == 0:
             return np.empty(0, np.int64)

@@ -17,14 +17,13 @@ from ppojob_trainer.data.demonstrations import (
     GivenRow,
     Message,
     check_message,
-    given_row,
     refuse_calls,
     trimmed,
 )
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt
-from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.data.template_renderer import accepted
 
 _SPEAKERS: Final = {"Human": "user", "Assistant": ASSISTANT}
 _TURN: Final = re.compile(rf"\n\n({'|'.join(_SPEAKERS)}):")
@@ -59,7 +58,7 @@ def read_pair(row: Row, spec: DataSpec, *, is_scored: bool = False) -> GivenRow:
             refuse_calls(answer, key)
         _check_turns(answer, key, prompt)
     margin = None if spec.margin_key is None else _margin(row, spec.margin_key, spec)
-    return given_row(row, prompt, spec, [chosen, rejected], margin)
+    return GivenRow.of(prompt, chosen, rejected, ground_truth=margin)
 
 
 def _margin(row: Row, key: str, spec: DataSpec) -> float:
@@ -85,14 +84,14 @@ def read_labelled(row: Row, spec: DataSpec) -> GivenRow:
     if label not in (False, True):
         why, allowed = "it labels the answer as good or bad", "true or false, or 1 or 0"
         raise BadCell(spec.label_key, shown(label), why, allowed)
-    return given_row(row, prompt, spec, [answer], bool(label))
+    return GivenRow.of(prompt, answer, ground_truth=bool(label))
 
 
 def read_split(row: Row, spec: DataSpec) -> list[GivenRow]:
     """Read a pair as two labelled answers: the chosen one is good, the rejected one is not."""
     prompt = (pair := read_pair(row, spec)).row.prompt
     labels = zip(pair.answers, (True, False), strict=True)
-    return [given_row(row, prompt, spec, [answer], is_good) for answer, is_good in labels]
+    return [GivenRow.of(prompt, answer, ground_truth=is_good) for answer, is_good in labels]
 
 
 def _check_turns(answer: Sequence[Message], key: str, prompt: Prompt) -> None:
@@ -172,11 +171,7 @@ class ScoredAnswers:
         if isinstance(prompt, str):
             return [self._chat.encode(f"{prompt}{one['content']}") for (one,) in answers]
         chats = [[*prompt, *map(dict, answer)] for answer in answers]
-        outcomes = self._chat.encode_chats(chats, open_turn=False)
-        for outcome in outcomes:
-            if isinstance(outcome, BadChatTemplate):
-                raise outcome
-        return [ids for ids in outcomes if not isinstance(ids, BadChatTemplate)]
+        return accepted(self._chat.encode_chats(chats, open_turn=False))
 
     def trim(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """Return the first `limit` tokens, and one after them for the position of the score."""

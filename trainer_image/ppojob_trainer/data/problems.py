@@ -21,7 +21,6 @@ class DataProblem:
     count: int = 1  # number of rows of the file with this problem; the first one is named
 
     def __str__(self) -> str:
-        """Format the problem as one line."""
         more = f" (and {counted(self.count - 1, 'more row')} like it)" if self.count > 1 else ""
         return printable(f"{self.where}: got {self.got}: {self.why}{more}; {self.allowed}")
 
@@ -63,7 +62,6 @@ class Findings:
         self.add(replace(problem, where=f"{place}:{problem.where}"), file=file, column=column)
 
     def __bool__(self) -> bool:
-        """Whether anything was found."""
         return bool(self._found)
 
     def lines(self) -> list[str]:

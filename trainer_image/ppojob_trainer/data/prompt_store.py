@@ -95,7 +95,6 @@ class PromptStore(Closeable):
             _raise(error)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._ends) - 1
 
     def append(self, row: PromptRow) -> None:
@@ -109,7 +108,6 @@ class PromptStore(Closeable):
         self._ends.append(self._ends[-1] + len(text))
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Read a row by its number."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a dataset of {len(self)} rows")
         try:
@@ -126,7 +124,6 @@ class PromptStore(Closeable):
         return [self[index] for index in indices]
 
     def close(self) -> None:
-        """Delete the temporary file."""
         self._file.close()
 
 

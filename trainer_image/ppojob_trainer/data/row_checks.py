@@ -57,7 +57,6 @@ class RowAgents:
     users: Mapping[str, UserProblem]
 
     def name(self, row: PromptRow) -> str:
-        """Return the name of a row's agent."""
         return row.agent or self.default
 
     def tools(self, row: PromptRow) -> Tools:

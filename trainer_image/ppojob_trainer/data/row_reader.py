@@ -12,7 +12,7 @@ from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_trainer.data import row_checks
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
-from ppojob_trainer.data.columns import as_json, cell_of, read_row
+from ppojob_trainer.data.columns import as_json, cell_of, difficulty_of, read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     GivenRow,
@@ -73,7 +73,6 @@ class RowReader:
     chat: ChatTokenizer
     given: GivenType | None  # type of a job whose rows have their answers
     agents: row_checks.RowAgents | None
-    max_rows: int | None
     errors: Findings
     files: list[RowFile] = field(default_factory=list)
     total: int = 0
@@ -84,12 +83,12 @@ class RowReader:
         is_scored = self.given == "reward_model"
         self.media = () if is_scored else _media_of(self.chat.pictures, self.spec)
 
-    def read(self, files: Sequence[DataFile]) -> Iterator[Candidate]:
+    def read(self) -> Iterator[Candidate]:
         """Yield the readable rows of all files, in order."""
         # All are opened before the first row is read, so their problems are reported together.
-        opened = [self._open(data_file) for data_file in files]
+        opened = [(data_file, self._open(data_file)) for data_file in self.spec.train]
         first = 0
-        for entry, (data_file, of_entry) in enumerate(zip(files, opened, strict=True)):
+        for entry, (data_file, of_entry) in enumerate(opened):
             left = data_file.max_rows
             for file in of_entry:
                 before = self.total
@@ -135,7 +134,7 @@ class RowReader:
         self, file: RowFile, first: int, entry: int, limit: int | None
     ) -> Iterator[Candidate]:
         for in_file, cells in enumerate(file.rows()):
-            if self.total == self.max_rows or in_file == limit:
+            if self.total == self.spec.max_train_rows or in_file == limit:
                 return
             self.total += 1
             place = file.place(in_file)
@@ -149,7 +148,9 @@ class RowReader:
             try:
                 if sound_form_of(self.chat.pictures) is not None:
                     cells = without_parts(cells, self.spec)
-                for row, difficulty, answers in self._read_cells(cells):
+                found, order = self._read_cells(cells), self.spec.curriculum
+                difficulty = difficulty_of(cells, order.key) if order else 0.0
+                for row, answers in found:
                     row, later = self._with_media(row, cells, answers)
                     own = (row, difficulty, answers, later, self._inputs(cells, row))
                     yield Candidate(*own, entry, number, file.path, place, columns)
@@ -172,7 +173,7 @@ class RowReader:
         key = self.spec.guidance_key
         guidance = read_guidance(cells, key) if key is not None else ()
         has_agents, media = self.agents is not None, [one.column for one in self.media]
-        return [GivenRow(*read_row(cells, self.spec, has_agents=has_agents, media=media), guidance)]
+        return [GivenRow(read_row(cells, self.spec, has_agents=has_agents, media=media), guidance)]
 
     def _with_media(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
@@ -182,7 +183,7 @@ class RowReader:
         if form is None or not self.media:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        files, behind = _read_media(cells, row.prompt, later, self.spec, form, self.given)
+        files, behind = self._read_media(cells, row.prompt, later, form)
         if not files and not behind:
             return row, ()
         if why := self.chat.why_no_pictures(row.data_source):
@@ -193,6 +194,56 @@ class RowReader:
             why, allowed = "tools get them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
         return replace(row, pictures=pictures.packed(files)), behind
+
+    def _read_media(
+        self, cells: Row, prompt: Prompt, later: pictures.Messages, form: MediaForm
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Read the media files of a prompt, and those of the messages after it, in order.
+
+        Prompt and messages have a mark for each file.
+        """
+        marked, key = pictures.marks(later), self.spec.prompt_key
+        found = dict[Medium, Sequence[Sequence[bytes]]]()
+        for one in self.media:
+            may_be_later = one is PICTURES and self.given == "sft"
+            if cells.get(one.column) and one.mark in marked and not may_be_later:
+                got, why = f"{one.mark} after an answer", f"not in this version with {self.given}"
+                allowed = f"{one.noun}s before the first assistant message"
+                raise BadCell(key, got, why, allowed)
+        for one in self.media:
+            try:
+                found[one] = self._files(cells.get(one.column), one, form)
+            except BadPicture as bad:
+                raise BadCell(one.column, *bad.args) from None
+        marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
+        found = {one: files for one, files in found.items() if files}
+        for one, files in found.items():
+            why = f"the row has {counted(len(files), one.noun)}"
+            if isinstance(prompt, str):
+                why += ", which must be in messages"
+                raise BadCell(key, "text", why, "a list of messages")
+            if (count := marks.count(one.mark)) != len(files):
+                allowed = f"a mark for each {one.noun}"
+                raise BadCell(key, f"{counted(count, 'mark')} {one.mark}", why, allowed)
+        left = {one.mark: iter(files) for one, files in found.items()}
+        ordered = [next(left[mark]) if mark in left else () for mark in marks]
+        first = len(marks) - len(marked)
+        of_prompt, after_prompt = (
+            [file for files in part for file in files]
+            for part in (ordered[:first], ordered[first:])
+        )
+        return of_prompt, after_prompt
+
+    def _files(self, cell: object, medium: Medium, form: MediaForm) -> Sequence[Sequence[bytes]]:
+        """Read the files of each picture, video or sound in a cell."""
+        sound = sound_form_of(form)
+        if sound is not None and medium not in (PICTURES, VIDEOS):
+            return [[file] for file in read_sounds(cell, sound)]
+        assert isinstance(form, PictureForm), "a form of pictures or of sounds"
+        requested = RequestedSize(self.spec.min_picture_pixels, self.spec.max_picture_pixels)
+        if medium is VIDEOS:
+            return read_videos(cell, form, requested)
+        return [[file] for file in read_pictures(cell, form, requested)]
 
     def _inputs(self, cells: Row, row: PromptRow) -> TemplateInputs:
         """Return the inputs of the chat template besides the messages."""
@@ -246,68 +297,3 @@ def _medium_of(file: bytes, media: Sequence[Medium]) -> Medium:
     if pictures.sound_of(file) is not None:
         return media[-1]
     return VIDEOS if pictures.clip_of(file) else PICTURES
-
-
-def _read_media(
-    cells: Row,
-    prompt: Prompt,
-    later: pictures.Messages,
-    spec: DataSpec,
-    form: MediaForm,
-    given: GivenType | None,
-) -> tuple[list[bytes], list[bytes]]:
-    """Read the media files of a prompt, and those of the messages after it, in order.
-
-    Prompt and messages have a mark for each file; `given` is the type of a job whose rows have
-    their answers.
-    """
-    marked = pictures.marks(later)
-    for one in _media_of(form, spec):
-        may_be_later = one is PICTURES and given == "sft"
-        if cells.get(one.column) and one.mark in marked and not may_be_later:
-            got, why = f"{one.mark} after an answer", f"not in this version with {given}"
-            allowed = f"{one.noun}s before the first assistant message"
-            raise BadCell(spec.prompt_key, got, why, allowed)
-    found = _read_files(cells, spec, form)
-    marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
-    for one, files in found.items():
-        why = f"the row has {counted(len(files), one.noun)}"
-        if isinstance(prompt, str):
-            why += ", which must be in messages"
-            raise BadCell(spec.prompt_key, "text", why, "a list of messages")
-        if (count := marks.count(one.mark)) != len(files):
-            allowed = f"a mark for each {one.noun}"
-            raise BadCell(spec.prompt_key, f"{counted(count, 'mark')} {one.mark}", why, allowed)
-    left = {one.mark: iter(files) for one, files in found.items()}
-    ordered = [next(left[mark]) if mark in left else () for mark in marks]
-    first = len(marks) - len(marked)
-    of_prompt, after_prompt = (
-        [file for files in part for file in files] for part in (ordered[:first], ordered[first:])
-    )
-    return of_prompt, after_prompt
-
-
-def _read_files(
-    cells: Row, spec: DataSpec, form: MediaForm
-) -> dict[Medium, Sequence[Sequence[bytes]]]:
-    """Read the files of each picture, video and sound of a row, by kind."""
-    found = {}
-    for one in _media_of(form, spec):
-        try:
-            found[one] = _files(cells.get(one.column), one, spec, form)
-        except BadPicture as bad:
-            raise BadCell(one.column, *bad.args) from None
-    return {one: files for one, files in found.items() if files}
-
-
-def _files(
-    cell: object, medium: Medium, spec: DataSpec, form: MediaForm
-) -> Sequence[Sequence[bytes]]:
-    sound = sound_form_of(form)
-    if sound is not None and medium not in (PICTURES, VIDEOS):
-        return [[file] for file in read_sounds(cell, sound)]
-    assert isinstance(form, PictureForm), "a form of pictures or of sounds"
-    requested = RequestedSize(spec.min_picture_pixels, spec.max_picture_pixels)
-    if medium is VIDEOS:
-        return read_videos(cell, form, requested)
-    return [[file] for file in read_pictures(cell, form, requested)]

@@ -108,7 +108,6 @@ class RowSampler(Closeable):
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
-        """End the child."""
         if self._child is not None:
             self._child.kill()
             self._child = None

@@ -39,7 +39,6 @@ class _Sampler:
         self._numbers: dict[str, bytes] = {}
 
     def answer(self, body: bytes) -> bytes:
-        """Answer a request."""
         try:
             return _encode(self._answer(_decode(body)))
         except Wrong as bad:

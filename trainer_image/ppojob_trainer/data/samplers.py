@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ppojob_api.problem import counted, printable
-from ppojob_trainer.data.order import Rows, epoch_order, uniform_draws
+from ppojob_trainer.data.order import epoch_order, uniform_draws
 from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 
@@ -44,7 +43,8 @@ def uncertain(
     with np.errstate(divide="ignore", invalid="ignore"):
         late = -np.log1p(-uniform_draws(len(value), seed, step)) / weights
     late[weights <= 0.0] = np.inf
-    return _listed(np.argsort(late, kind="stable")[:count])
+    chosen: list[int] = np.argsort(late, kind="stable")[:count].tolist()
+    return chosen
 
 
 def nearest(
@@ -67,13 +67,10 @@ def nearest(
     order = epoch_order(len(numbers), seed, step)
     near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]
     others = min(max(round(explore * count), 0), count)
-    chosen = near[: count - others]
-    rest = order[~np.isin(order, chosen)]
-    return _listed(np.concatenate([chosen, rest[:others]]))
-
-
-def _listed(rows: Rows | npt.NDArray[np.int64]) -> list[int]:
-    return [int(row) for row in rows]
+    near = near[: count - others]
+    rest = order[~np.isin(order, near)]
+    chosen: list[int] = [*near.tolist(), *rest[:others].tolist()]
+    return chosen
 
 
 SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncertain}

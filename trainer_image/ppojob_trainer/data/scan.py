@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from ppojob_api.problem import counted, shown
-from ppojob_api.v1alpha1.data import DataFile, DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_trainer.data import row_checks
 from ppojob_trainer.data.chat import ChatTokenizer, tool_name
@@ -27,12 +27,11 @@ _POLICIES = "drop, truncate_left, truncate_right or truncate_middle"
 class Scan:
     """Reads the files of one dataset, and holds the results."""
 
-    spec: DataSpec
+    spec: DataSpec  # its training files are read
     chat: ChatTokenizer
     # Checks whether rewards can score a row; None for no check (custom functions).
-    rewards: row_checks.RewardChecks | None
-    agents: row_checks.RowAgents | None
-    max_rows: int | None
+    rewards: row_checks.RewardChecks | None = None
+    agents: row_checks.RowAgents | None = None
     # Data sources that the job's reference reads; None for all.
     sources: Collection[str] | None = None
     # Stores the rows to draw from; None for a check only, which collects the keys that find
@@ -62,9 +61,7 @@ class Scan:
     _answers: Demonstrations | ScoredAnswers | None = None
 
     def __post_init__(self) -> None:
-        self.reader = RowReader(
-            self.spec, self.chat, self.given, self.agents, self.max_rows, self.errors
-        )
+        self.reader = RowReader(self.spec, self.chat, self.given, self.agents, self.errors)
         if self.given is not None:
             self.rewards = None  # nothing is scored
             is_scored = self.given == "reward_model"
@@ -72,12 +69,12 @@ class Scan:
         elif self.spec.guidance_key is not None:
             self._answers = Demonstrations(self.chat)
 
-    def read(self, files: Sequence[DataFile]) -> None:
+    def read(self) -> None:
         """Read every row once; raises StorageError if there is no space in the store."""
         special = tuple(one.content for one in self.chat.added_tokens.values() if one.special)
-        self.kept_of = [0] * len(files)
+        self.kept_of = [0] * len(self.spec.train)
         try:
-            rows = self.reader.read(files)
+            rows = self.reader.read()
             while batch := list(itertools.islice(rows, _BATCH_ROWS)):
                 self._add_batch(batch, special)
             self.digests = [file.digest() for file in self.reader.files]

@@ -6,7 +6,7 @@ This is the parent's side, and the messages between both.
 import datetime
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ppojob_trainer.errors import ConfigError, JobFailed, PPOJobError
 from ppojob_trainer.json_value import Json
 
 Messages = Sequence[Mapping[str, Json]]
+T = TypeVar("T")
 
 RENDER_SECONDS = 10.0
 """Timeout of one call of the child: a chunk of conversations takes milliseconds."""
@@ -69,6 +70,16 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
     def __init__(self, problem: str, refusal: str = "") -> None:
         self.refusal = refusal
         super().__init__(problem)
+
+
+def accepted(outcomes: Iterable[T | BadChatTemplate]) -> list[T]:
+    """Return the outcomes of conversations; raises the first refusal."""
+    found = list[T]()
+    for outcome in outcomes:
+        if isinstance(outcome, BadChatTemplate):
+            raise outcome
+        found.append(outcome)
+    return found
 
 
 class TemplateRenderer(Closeable):

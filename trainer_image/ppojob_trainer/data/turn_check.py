@@ -7,7 +7,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.pictures import behind_pictures
-from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, accepted
 from ppojob_trainer.data.turns import ASKED, CALLED, SPOKEN, TurnTemplate, assistant_turn
 from ppojob_trainer.json_value import Json
 
@@ -27,9 +27,12 @@ def check_template(
     """
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []
-    prompts = [[_SYSTEM, ASKED]] if _takes_system(template, tools) else []
+    prompts: list[Messages] = [[_SYSTEM, ASKED], [ASKED]]
+    # Gemma's refuses a system message.
+    (begun,) = template.chat.render_chats(prompts[:1], template.variables, tools=tools)
+    prompts = prompts if isinstance(begun, str) else prompts[1:]
     try:
-        found = (_difference(template, tools, prompt, turns * 3) for prompt in [*prompts, [ASKED]])
+        found = (_difference(template, tools, prompt, turns * 3) for prompt in prompts)
         return next(filter(None, found), None)
     except BadChatTemplate as error:
         return str(error)
@@ -61,9 +64,7 @@ def _difference(
     """Return the first difference of a row built turn by turn from the whole; None if equal."""
     answers = [_answers(roles) for roles in turns]
     whole = _whole(template, tools, prompt, answers)
-    (begun,) = template.chat.encode_chats([prompt], template.variables, tools=tools)
-    if isinstance(begun, BadChatTemplate):
-        raise begun
+    (begun,) = accepted(template.chat.encode_chats([prompt], template.variables, tools=tools))
     heads: dict[int, list[str]] = {}
     row = _skeleton(template, begun)
     for i in range(len(turns) + 1):
@@ -156,10 +157,3 @@ def _between(whole: str, turn: int) -> tuple[int, int]:
 def _skeleton(template: TurnTemplate, ids: Sequence[int]) -> list[str]:
     special = template.text.special
     return [special[i] for i in ids if i in special and special[i] not in _THOUGHTS]
-
-
-def _takes_system(template: TurnTemplate, tools: Tools) -> bool:
-    """Whether a prompt may begin with a system message; Gemma's may not."""
-    prompt = [_SYSTEM, ASKED]
-    (begun,) = template.chat.render_chats([prompt], template.variables, tools=tools)
-    return isinstance(begun, str)

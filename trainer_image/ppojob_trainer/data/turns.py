@@ -22,7 +22,7 @@ import msgspec
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
 from ppojob_trainer.data.message_text import MessageText
-from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, accepted
 from ppojob_trainer.json_value import Json
 
 _Message = dict[str, Any]
@@ -149,13 +149,10 @@ class TurnTemplate:
         return self._opening(msgspec.json.encode(tools))
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
-        """Render a conversation."""
-        (outcome,) = self.chat.render_chats(
-            [conversation], self.variables, tools=tools, open_turn=open_turn
+        (text,) = accepted(
+            self.chat.render_chats([conversation], self.variables, tools=tools, open_turn=open_turn)
         )
-        if isinstance(outcome, BadChatTemplate):
-            raise outcome
-        return outcome
+        return text
 
     def refusal(self, got: str, why: str) -> BadChatTemplate:
         """Return the error of a template that does not support rows of several turns."""
@@ -253,7 +250,6 @@ def _kinds(message: Mapping[str, Json]) -> _Kinds:
 
 
 def _texts(message: Mapping[str, Json]) -> list[str]:
-    """Return the texts of a message."""
     content = message["content"]
     if not isinstance(content, list):
         return [str(content)] if content else []

@@ -35,9 +35,7 @@ def check_calls(message: Mapping[str, Json], place: str) -> None:
     if not isinstance(calls, list):
         raise BadCell(f"{place}.{CALLS}", shown(calls), "not a list of calls", f"[{_CALL}]")
     for number, call in enumerate(calls):
-        function = _function(call)
-        arguments = _arguments(function.get("arguments"))
-        if not isinstance(function.get("name"), str) or arguments is None:
+        if _read_call(call, number) is None:
             where = f"{place}.{CALLS}[{number}]"
             raise BadCell(where, shown(call), "not a call of a tool by its name", _CALL)
 
@@ -110,7 +108,7 @@ def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
     """
     turn = {"role": "assistant", "content": message["content"]}
     turn |= {key: message[key] for key in _THOUGHTS if message.get(key)}
-    calls = list(_calls(message))
+    calls = _calls(message)
     if not calls:
         yield turn
         return
@@ -141,29 +139,25 @@ class _Call(NamedTuple):
     arguments: Json
 
 
-def _calls(message: Mapping[str, Json]) -> Iterator[_Call]:
+def _calls(message: Mapping[str, Json]) -> list[_Call]:
     calls = message.get(CALLS) or []
     assert isinstance(calls, list), "see `check_calls`"
-    for number, call in enumerate(calls):
-        function = _function(call)
-        given = call.get("id") if isinstance(call, dict) else None
-        name = str(function["name"])
-        yield _Call(str(given or f"call{number:05}"), name, _arguments(function.get("arguments")))
+    return [one for at, call in enumerate(calls) if (one := _read_call(call, at)) is not None]
 
 
-def _function(call: Json) -> Mapping[str, Json]:
-    if not isinstance(call, dict):
-        return {}
-    function = call.get("function", call)
-    return function if isinstance(function, dict) else {}
-
-
-def _arguments(given: Json) -> Json:
-    """Return the arguments of a call, given as an object or JSON text; None if they are neither."""
-    if isinstance(given, dict) or given is None:
-        return given or {}
-    try:
-        found = msgspec.json.decode(given) if isinstance(given, str) else None
-    except msgspec.MsgspecError:
+def _read_call(call: Json, number: int) -> _Call | None:
+    """Read a call, whose arguments are an object or JSON text; None if it is invalid."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
         return None
-    return found if isinstance(found, dict) else None
+    name, arguments = function.get("name"), function.get("arguments")
+    if arguments is None:
+        arguments = {}
+    elif isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.MsgspecError:
+            return None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return _Call(str(call.get("id") or f"call{number:05}"), name, arguments)

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
-from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
+from ppojob_trainer.data.template_renderer import Messages, accepted
 from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
 from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.errors import ConfigError, RewardFailed
@@ -84,10 +84,7 @@ class ScoreEngine:
             if not isinstance(answer.prompt, str)
         ]
         outcomes = self._chat.encode_chats(conversations, open_turn=False) if conversations else []
-        for outcome in outcomes:
-            if isinstance(outcome, BadChatTemplate):
-                raise outcome
-        of_chats = (ids for ids in outcomes if not isinstance(ids, BadChatTemplate))
+        of_chats = iter(accepted(outcomes))
         return [
             self._chat.encode(answer.prompt + answer.response)
             if isinstance(answer.prompt, str)

@@ -230,7 +230,7 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
         with contextlib.suppress(ValueError):
             info = json.loads(info)
     cells = {**cells, **_ANY_PROMPT, EXTRA_COLUMN: info}
-    row, _ = read_row(cells, _COLUMNS, has_agents=False)
+    row = read_row(cells, _COLUMNS, has_agents=False)
     for sample, response in enumerate(responses):
         if not isinstance(response, str):
             where = f"{RESPONSES}[{sample}]"

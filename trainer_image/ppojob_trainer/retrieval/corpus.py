@@ -123,7 +123,6 @@ class StoredCorpus:
         return msgspec.json.decode(line, type=Document)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
 

@@ -110,7 +110,6 @@ class SentenceEncoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights."""
         return sum(weight.nbytes for weight in self._model.parameters())
 
     def query(self, text: str) -> NDArray[np.float32]:

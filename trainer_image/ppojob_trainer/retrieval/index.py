@@ -36,7 +36,6 @@ class IndexRetriever(Closeable):
         return found
 
     def close(self) -> None:
-        """Close the files."""
         self._corpus.close()
 
 

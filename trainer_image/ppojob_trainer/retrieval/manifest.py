@@ -3,7 +3,6 @@
 Readers and checks raise ConfigError.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Final, Literal
 
@@ -71,10 +70,8 @@ class _Version(msgspec.Struct):
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
     """Write the manifest of an index, of which all files are complete; names are relative."""
-    files = tuple(
-        IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
-        for name, path in ((name, folder / name) for name in sorted(names))
-    )
+    read = ((name, *durable.sha256_of(folder / name)) for name in sorted(names))
+    files = tuple(IndexFile(path=name, size_bytes=size, sha256=sha) for name, size, sha in read)
     manifest = Manifest(version=VERSION, plan=plan, memory_bytes=memory_bytes, files=files)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     durable.write_file(folder / MANIFEST, text, _MANIFEST)
@@ -120,18 +117,13 @@ def check_files(manifest: Manifest, folder: Path) -> None:
     for file in manifest.files:
         path = folder / file.path
         try:
-            size = path.stat().st_size
-            if size == file.size_bytes and _sha256(path) == file.sha256:
-                continue
+            size, sha256 = durable.sha256_of(path)
         except OSError as error:
             raise ConfigError(
                 f"{path}: got {error.strerror}: the index requires it; {_REBUILD}"
             ) from None
+        if (size, sha256) == (file.size_bytes, file.sha256):
+            continue
         got = f"{size} bytes" if size != file.size_bytes else "other bytes"
         why = f"the index was built with {file.size_bytes}, sha256 {file.sha256[:12]}"
         raise ConfigError(f"{path}: got {got}: {why}; {_REBUILD}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -31,6 +31,7 @@ from ppojob_trainer.rpc.wire import (
     AnswerHeader,
     ErrorKind,
     Failure,
+    Nothing,
     RequestHeader,
     RequestId,
     encode,
@@ -46,7 +47,8 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
-Outcome = msgspec.Struct | Future[Any]
+Outcome = msgspec.Struct | Future[Any] | None
+"""Of a handler: its answer; None for `Nothing`."""
 Handler = Callable[[Any], Outcome]
 
 
@@ -226,7 +228,9 @@ class RpcServer:
         """Return an encoded answer and whether it is an error, or the future of an answer."""
         try:
             outcome = run()
-            return outcome if isinstance(outcome, Future) else (encode(outcome), False)
+            if isinstance(outcome, Future):
+                return outcome
+            return encode(Nothing() if outcome is None else outcome), False
         except (CustomCodeFailed, GenerationAborted) as problem:
             return encode(Failure(_EXPECTED[type(problem)], str(problem))), True
         except Exception as problem:

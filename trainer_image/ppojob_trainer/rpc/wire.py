@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -69,6 +69,7 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+Item = TypeVar("Item", bound=msgspec.Struct)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -89,3 +90,15 @@ def chunks(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> list[tuple[i
             filled = 0
         filled += size
     return list(itertools.pairwise([*edges, len(sizes)])) if sizes else []
+
+
+def portions(items: Sequence[list[Item]], chunk_bytes: int) -> list[list[list[Item]]]:
+    """Split the items of each rank into requests of at most `chunk_bytes`.
+
+    Returns (rounds, ranks) items of each request, empty for a rank without further ones.
+    """
+    cuts = [chunks([len(encode(item)) for item in own], chunk_bytes) for own in items]
+    return [
+        [own[slice(*cut[n])] if n < len(cut) else [] for own, cut in zip(items, cuts, strict=True)]
+        for n in range(max(map(len, cuts)))
+    ]

@@ -62,11 +62,6 @@ class _Loaded:
     is_user: bool
     folder: str
 
-    @property
-    def is_loop(self) -> bool:
-        """Whether it is a user simulator that cannot continue after a failure."""
-        return isinstance(self.call, Loop | Program)
-
 
 class Tools:
     """The loaded tools, called by position."""
@@ -82,14 +77,11 @@ class Tools:
         self._environments = Environments(self._methods, self._finished)
 
     def answer(self, body: bytes) -> bytes:
-        """Answer a request."""
         request = _decode(body)
         if isinstance(request, wire.LoadTools):
             return _encode(self.load(request))
-        if isinstance(request, wire.CallTool):
+        if isinstance(request, wire.CallTool | wire.EndRow):
             return _encode(self.call(request))
-        if isinstance(request, wire.EndRow):
-            return _encode(self.end_row(request))
         path, server = request.path, request.server
         return _encode(
             self.describe(server) if server else describe_tools(path, request.environment)
@@ -114,12 +106,11 @@ class Tools:
                 problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
         tools = enumerate(self._tools)
         self._methods |= {at: one.call for at, one in tools if isinstance(one.call, Method)}
-        loops = [one.name for one in self._tools if one.is_loop]
+        loops = [one.name for one in self._tools if isinstance(one.call, Loop | Program)]
         scores = any(method.kind.scores for method in self._methods.values())
         return wire.ToolsLoaded(problems, loops, scores)
 
     def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
-        """List the tools of a server."""
         opened = McpServer(server)
         if (wrong := opened.problem()) is not None:
             return wire.ToolsDescribed([], [f"{server.name}: {wrong}"])
@@ -128,10 +119,14 @@ class Tools:
         except McpFailed as failed:
             return wire.ToolsDescribed([], [_unreachable(server.name, server, failed)])
 
-    def call(self, request: wire.CallTool) -> wire.ToolCalled:
-        """Call a tool or a user with objects decoded for this call only."""
-        tool, number = self._tools[request.tool], request.number
+    def call(self, request: wire.CallTool | wire.EndRow) -> wire.ToolCalled:
+        """Call a tool or a user, or end a row; exceptions become answers."""
+        number = request.number
         try:
+            if isinstance(request, wire.EndRow):
+                self._imports.enter(self._tools[min(self._methods)].folder)
+                return wire.ToolCalled(number, ToolAnswer("", self._environments.end(request)))
+            tool = self._tools[request.tool]
             self._imports.enter(tool.folder)
             value = self._finished(self._called(tool, request))
             if isinstance(value, wire.ModelRequest):
@@ -160,17 +155,8 @@ class Tools:
             text, where = raised(error, __file__)
             return wire.ToolCalled(number, raised=text, where=where)
 
-    def end_row(self, request: wire.EndRow) -> wire.ToolCalled:
-        """Score and close the environments of a row."""
-        try:
-            self._imports.enter(self._tools[min(self._methods)].folder)
-            score = self._environments.end(request)
-        except BaseException as error:
-            text, where = raised(error, __file__)
-            return wire.ToolCalled(request.number, raised=text, where=where)
-        return wire.ToolCalled(request.number, ToolAnswer("", score))
-
     def _called(self, tool: _Loaded, request: wire.CallTool) -> object:
+        """Call a tool or a user with objects decoded for this call only."""
         if isinstance(tool.call, Method):
             return self._environments.call(request)
         decode = _decode_conversation if tool.is_user else _decode_json

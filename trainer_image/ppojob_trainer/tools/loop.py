@@ -78,7 +78,6 @@ def _sent(loop: _Generator, turn: str | None) -> tuple[bool, object]:
 
 
 def _read(value: object) -> Reply:
-    """Read a yielded value."""
     content, score = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(content, str | list):
         why = "a loop yields text, messages of a new context, or (one of both, score)"

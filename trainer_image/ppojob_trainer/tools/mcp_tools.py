@@ -40,23 +40,14 @@ class McpServer:
 
     def __init__(self, code: ServerCode) -> None:
         self.name = code.name
-        self._code = code
+        self.code = code
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether all calls of a row share a session."""
-        return self._code.session == "row"
-
-    def open_session(self, **_: Json) -> "McpSession":
-        """Return the session of a row, which begins at its first call."""
-        return McpSession(self)
 
     def problem(self) -> Wrong | None:
         """Return the problem of its URL or key, before any request."""
-        if not self._code.url:
+        if not self.code.url:
             return None
-        return endpoint_problem(self._code.url, self._code.key_variable or "", role="tools")
+        return endpoint_problem(self.code.url, self.code.key_variable or "", role="tools")
 
     def tools(self) -> dict[str, Described]:
         """Return its tools by name, or raise McpFailed; it is retried for some seconds."""
@@ -106,12 +97,11 @@ class McpServer:
 
     @asynccontextmanager
     async def connected(self) -> "AsyncIterator[Client]":
-        """Connect for the block."""
         import httpx2  # for mcp; both import slowly, and few jobs need them
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
 
-        if url := self._code.url:
+        if url := self.code.url:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             # Calls and the list of tools have their own time limits.
             async with (
@@ -120,7 +110,7 @@ class McpServer:
             ):
                 yield client
             return
-        program, *arguments = self._code.command
+        program, *arguments = self.code.command
         server = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
         async with Client(server, cache=None) as client:
             yield client
@@ -135,7 +125,7 @@ class McpServer:
 
 
 class McpSession:
-    """The session of a row with a server, which a task of its own holds open.
+    """The session of a row with a server, which a task of its own holds open from its first call.
 
     The client's connections must be opened and closed by one task, and each call is another.
     """
@@ -214,9 +204,9 @@ def mcp_tool(
     async def call_in_session(session: McpSession, **arguments: Json) -> object:
         return await session.call(name, arguments)
 
-    if not server.has_sessions:
+    if server.code.session != "row":
         return call
-    return Method(Kind(server.name, server.open_session), call_in_session)
+    return Method(Kind(server.name, lambda **_: McpSession(server)), call_in_session)
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:

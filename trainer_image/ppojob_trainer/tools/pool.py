@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -27,7 +26,8 @@ from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
 from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rpc.messages.agents import (
-    SeenPicture,
+    Act,
+    Acted,
     ToolAnswer,
     ToolCall,
     reached_environment,
@@ -46,16 +46,9 @@ from ppojob_trainer.tools.wire import (
     ToolsLoaded,
 )
 
+_log = logging.getLogger(__name__)
 _END: Final = ToolCall("the end of the row", "{}")
 """Name of scores and closes of environments, in messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Environment:
-    """The calls to the environment of a row, in order."""
-
-    row: str
-    calls: list[EnvironmentCall]
 
 
 class ToolPool(Closeable):
@@ -70,7 +63,6 @@ class ToolPool(Closeable):
     repeats the row's earlier calls.
 
     Args:
-        memory_bytes: limit of each process's data segment.
         variables: names of environment variables that tools get, if set.
         elsewhere: names of tools that another role runs.
 
@@ -85,10 +77,8 @@ class ToolPool(Closeable):
         *,
         sandbox: SandboxSpec | None = None,
         processes: int = 1,
-        memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
         variables: Sequence[str] = (),
         elsewhere: Collection[str] = (),
-        log: logging.Logger | None = None,
     ) -> None:
         self._agent = agent
         self._answering: list[ToolSpec | InteractionSpec] = [*agent.tools, *agent.interactions]
@@ -98,7 +88,6 @@ class ToolPool(Closeable):
         self._methods = agent.environments
         self._homes: dict[str, Home] = {}
         self._sandbox = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
-        self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
         self._is_compared = False
         self._loops: frozenset[str] = frozenset()
@@ -110,115 +99,83 @@ class ToolPool(Closeable):
                 count=processes,
                 threads=processes * (4 if self._methods else 1),
                 load=self._load,
-                memory_bytes=memory_bytes,
+                memory_bytes=DEFAULT_MEMORY_BYTES,
                 variables=variables,
-                log=self._log,
+                log=_log,
             )
         except NotStarted as problem:
             raise JobFailed(f"spec.agent.tools: {problem}") from None
 
-    def start(
-        self,
-        calls: Sequence[ToolCall],
-        instances: Sequence[str],
-        tools: Sequence[str] = (),
-        pictures: list[SeenPicture] | None = None,
-        row: str = "",
-        before: Sequence[ToolCall] = (),
-    ) -> Future[list[ToolAnswer]]:
-        """Run calls of the model or a user's turn in sequence, concurrently with other turns.
+    def start(self, act: Act) -> Future[Acted]:
+        """Run the calls of a turn in sequence, concurrently with other turns.
 
-        `instances` are the names of the calls, the same in every repetition, `tools` those that may
-        be called, empty for all, and `pictures` those of the row so far; None if tools cannot
-        return any. `before` are the calls to the environment of `row` so far.
+        Without calls the row has ended: its environments are scored and closed. The reward of the
+        one answer is the score; there is no answer if no environment has a score.
         """
-        known = tools or self._tools
+        row = f"step {act.batch.step}/{act.batch.label}/row {act.row}"
+        return self._children.submit(self._run_turn if act.calls else self._end_row, act, row)
 
-        def run() -> list[ToolAnswer]:
-            answers: list[ToolAnswer] = []
-            total = sum(len(one.file) for one in pictures or ())
-            environment = _Environment(row, [self._environment_call(one) for one in before])
-            for call, instance in zip(calls, instances, strict=True):
-                answer = self._run(call, instance, known, pictures, environment)
-                size = total + len(answer.pictures)
-                if answer.pictures and size > MOST_BYTES:
-                    why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
-                    self._log.warning("%s: %s: %s", instance, call.name, why)
-                    failed, size = self._failed("raised", call, why), total
-                    answer = msgspec.structs.replace(failed, seconds=answer.seconds)
-                answers.append(answer)
-                total = size
-            return answers
+    def _run_turn(self, act: Act, row: str) -> Acted:
+        answers, before = list[ToolAnswer](), [self._environment_call(one) for one in act.before]
+        total = sum(len(one.file) for one in act.pictures or ())
+        for number, call in enumerate(act.calls):
+            # A user simulator gets the same name of the row at each turn, as in verl.
+            instance = row if call.to_user else f"{row}/turn {act.turn}/call {number}"
+            began = time.monotonic()
+            answer = self._run(act, call, instance, row, before)
+            seconds, size = time.monotonic() - began, total + len(answer.pictures)
+            if answer.pictures and size > MOST_BYTES:
+                why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
+                _log.warning("%s: %s: %s", instance, call.name, why)
+                answer, size = self._failed("raised", call, why), total
+            answers.append(msgspec.structs.replace(answer, seconds=seconds))
+            total = size
+        return Acted(answers)
 
-        return self._children.submit(run)
-
-    def end_row(
-        self, row: str, created: bytes, before: Sequence[ToolCall]
-    ) -> Future[list[ToolAnswer]]:
-        """Score and close the environments of a row that has had these calls.
-
-        The reward of the answer is the score; there is no answer if no environment has a score.
-        """
-
-        def run() -> list[ToolAnswer]:
-            if not self._scores and not self._homes.get(row, Home()).is_alive:
-                return []
-            calls = [self._environment_call(one) for one in before]
-            limit = max(self._limit(self._tools.index(name)) for name in self._methods)
-            request = EndRow(next(self._numbers), row, created, calls)
-            answer = self._answered(request, limit, _END, row)
-            self._homes.pop(row, None)
-            return [answer] if self._scores else []
-
-        return self._children.submit(run)
+    def _end_row(self, act: Act, row: str) -> Acted:
+        if not self._scores and not self._homes.get(row, Home()).is_alive:
+            return Acted([])
+        calls = [self._environment_call(one) for one in act.before]
+        limit = max(self._limit(self._tools.index(name)) for name in self._methods)
+        request = EndRow(next(self._numbers), row, act.created, calls)
+        answer = self._answered(request, limit, _END, row)
+        self._homes.pop(row, None)
+        return Acted([answer] if self._scores else [])
 
     def close(self) -> None:
         """Kill all child processes, also busy ones. Idempotent."""
         self._children.close()
 
     def _run(
-        self,
-        call: ToolCall,
-        instance: str,
-        known: Sequence[str],
-        pictures: list[SeenPicture] | None,
-        environment: "_Environment",
+        self, act: Act, call: ToolCall, instance: str, row: str, before: list[EnvironmentCall]
     ) -> ToolAnswer:
-        """Run a call; a failure becomes an answer."""
-        began = time.monotonic()
+        """Run a call; a failure becomes an answer. One to the environment is added to `before`."""
+        known = act.tools or self._tools
         if call.to_user:
             position = len(self._tools) + self._users.index(call.name)
-            answer = self._called(call, instance, position, call.arguments.encode())
-        elif call.name not in known or call.name not in self._tools:
-            answer = self._failed("unknown", call, ", ".join(known))
-        else:
-            position = self._tools.index(call.name)
-            try:
-                arguments = read_arguments(call.arguments, self._parameters[position])
-                own = environment if call.name in self._methods else None
-                answer = self._called(call, instance, position, arguments, pictures, own)
-            except WrongArguments as wrong:
-                answer = self._failed("arguments", call, str(wrong))
-        return msgspec.structs.replace(answer, seconds=time.monotonic() - began)
-
-    def _called(
-        self,
-        call: ToolCall,
-        instance: str,
-        position: int,
-        arguments: bytes,
-        pictures: list[SeenPicture] | None = None,
-        environment: "_Environment | None" = None,
-    ) -> ToolAnswer:
-        limit = self._limit(position)
-        number = next(self._numbers)
-        request = CallTool(number, position, instance, arguments, call.created, pictures)
-        if environment is not None:
-            row, before = environment.row, list(environment.calls)
-            request = msgspec.structs.replace(request, row=row, before=before)
-        answer = self._answered(request, limit, call, instance)
-        if environment is not None and reached_environment(answer):
-            environment.calls.append(EnvironmentCall(position, arguments))
+            arguments = call.arguments.encode()
+            request = CallTool(next(self._numbers), position, instance, arguments, call.created)
+            return self._answered(request, self._limit(position), call, instance)
+        if call.name not in known or call.name not in self._tools:
+            return self._failed("unknown", call, ", ".join(known))
+        try:
+            own = self._environment_call(call)
+        except WrongArguments as wrong:
+            return self._failed("arguments", call, str(wrong))
+        number, in_environment = next(self._numbers), call.name in self._methods
+        request = CallTool(
+            number,
+            own.tool,
+            instance,
+            own.arguments,
+            call.created,
+            act.pictures,
+            row if in_environment else "",
+            list(before) if in_environment else [],
+        )
+        answer = self._answered(request, self._limit(own.tool), call, instance)
+        if in_environment and reached_environment(answer):
+            before.append(own)
         return answer
 
     def _answered(
@@ -230,15 +187,15 @@ class ToolPool(Closeable):
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
-            self._log.warning("%s: %s: no answer: %s", instance, call.name, death)
+            _log.warning("%s: %s: no answer: %s", instance, call.name, death)
             return self._failed("died", call)
         if called.raised:
-            self._log.warning("%s: %s: %s: %s", instance, call.name, called.raised, called.where)
+            _log.warning("%s: %s: %s: %s", instance, call.name, called.raised, called.where)
             return self._failed("raised", call, called.raised)
         try:
             pictures_shown = packed(read_pictures(called.pictures))
         except BadPicture as bad:
-            self._log.warning("%s: %s: %s", instance, call.name, bad)
+            _log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, str(bad))
         return msgspec.structs.replace(called.answer, pictures=pictures_shown)
 

@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +25,7 @@ from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import without_name
 from ppojob_trainer.tools.requests import ChatRequest, completion, read_message, read_request
@@ -178,7 +178,7 @@ class _Run:
             raise BadResult("BadAnswer", "two requests at once", why)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PageHandler):
     """Answers the one request of a connection, without a server."""
 
     def __init__(self, connection: socket.socket, address: object, run: _Run) -> None:
@@ -188,20 +188,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer the request, if there is an answer."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if (found := self._run.reply(self.path, body)) is None:
-            return
-        status, answer = found
-        encoded = msgspec.json.encode(answer)
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(encoded)))
-        self.end_headers()
-        self.wfile.write(encoded)
+        if (found := self._run.reply(self.path, body)) is not None:
+            status, answer = found
+            self.answer(msgspec.json.encode(answer), "application/json", status)
 
     do_GET = do_POST  # an error, instead of a status on which clients retry
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
 
 
 def _wait_until_idle(process: int) -> None:

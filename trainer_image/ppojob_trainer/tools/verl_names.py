@@ -65,13 +65,11 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Return the schema for the model."""
         return self.tool_schema
 
     async def create(
         self, instance_id: str | None = None, **_created: Any
     ) -> tuple[str, ToolResponse]:
-        """Prepare for a call."""
         return instance_id or "", ToolResponse()
 
     async def execute(
@@ -81,7 +79,6 @@ class BaseTool:
         raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     async def calc_reward(self, _instance_id: str, **_more: Any) -> float:
-        """Return the reward of the call."""
         return 0.0
 
     async def release(self, _instance_id: str, **_more: Any) -> None:
@@ -96,7 +93,6 @@ class BaseInteraction:
         self.name: str = config.get("name", "interaction_agent")
 
     async def start_interaction(self, instance_id: str | None = None, **_arguments: Any) -> str:
-        """Prepare for a row."""
         return instance_id or ""
 
     async def generate_response(
@@ -106,7 +102,6 @@ class BaseInteraction:
         raise NotImplementedError(f"{type(self).__name__} has no generate_response")
 
     async def calculate_score(self, _instance_id: str | None = None, **_more: Any) -> float:
-        """Return the score of the conversation."""
         return 0.0
 
     async def finalize_interaction(self, _instance_id: str | None = None, **_more: Any) -> None:
@@ -122,7 +117,6 @@ class FunctionTool:
     schema: Any  # schema for the model; None to derive it from the function
 
     async def call(self, parameters: dict[str, Any]) -> Any:
-        """Call the function with keyword arguments."""
         result = self.fn(**parameters)
         return await result if asyncio.iscoroutinefunction(self.fn) else result
 

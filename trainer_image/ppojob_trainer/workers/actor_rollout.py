@@ -55,12 +55,11 @@ from ppojob_trainer.rpc.messages.rollout import (
     Recalled,
     SyncWeights,
 )
-from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, Reprompt, Reprompted, WriteRows
+from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, WriteRows
 from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
-from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
+from ppojob_trainer.rpc.wire import RequestId, chunks
 from ppojob_trainer.workers.answer_probability import replace_answers
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
@@ -106,8 +105,9 @@ class ActorRolloutWorker:
     """Of the rows that another role generated, for the controller."""
 
     def routes(self) -> list[Route]:
+        spec, chat, stages = self.generation.spec, self.generation.chat, self.stages
         return [
-            *self.stages.routes(),
+            *stages.routes(),
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
@@ -121,19 +121,18 @@ class ActorRolloutWorker:
             Route(methods.RECALL, self._recall),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
-            Route(methods.REPROMPT, self._reprompt),
-            Route(methods.ADVANTAGES, self._advantages),
+            Route(methods.REPROMPT, lambda one: reprompt(spec, chat, one, stages.rows.mine)),
+            Route(methods.ADVANTAGES, lambda one: add_advantages(spec, stages.rows, one)),
             Route(methods.WRITE_ROWS, self._write_rows),
-            Route(methods.EXPORT_MODEL, self._export_model),
+            Route(methods.EXPORT_MODEL, lambda _: self._export_model()),
         ]
 
-    def _sync_weights(self, request: SyncWeights) -> Nothing:
+    def _sync_weights(self, request: SyncWeights) -> None:
         self.stages.device.use_engine()
         if request.refresh_reference:
             assert self.stages.synced_reference is not None, "of kl.referenceRefresh"
             self.stages.synced_reference.sync()
         self.generation.engine.load_weights(request.version, self.weights())
-        return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
         made = generate(self.generation, self.stages.in_flight, request)
@@ -141,7 +140,7 @@ class ActorRolloutWorker:
             self._store_generated(batch.purpose, batch.round, rows)
         return generation_result(made, self.generation.engine.counts())
 
-    def _send_weights(self, request: BringWeights) -> Nothing:
+    def _send_weights(self, request: BringWeights) -> None:
         """Send the weights to engines in other pods; each rank here serves some of them."""
         version = self.generation.engine.policy_version
         if version != request.version:
@@ -156,16 +155,14 @@ class ActorRolloutWorker:
             for name, tensor in self.weights()
         )
         send_tensors(link, range(owners + self.rank, link.size, owners), cast)
-        return Nothing()
 
-    def _receive_rows(self, request: HandOver) -> Nothing:
+    def _receive_rows(self, request: HandOver) -> None:
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
         received = receive_rows(link, request, self.rank, first_sender=owners)
         for batch, rows in zip(request.batches, received, strict=True):
             self._store_generated(batch.purpose, batch.round, rows)
             self._metadata[batch] = generation_result([rows]).rows
-        return Nothing()
 
     def _recall(self, request: Recall) -> Recalled:
         if not all(batch in self._metadata for batch in request.batches):
@@ -173,27 +170,24 @@ class ActorRolloutWorker:
         first, *greedy = [self._metadata[batch] for batch in request.batches]
         return Recalled(Generated(first, greedy[0] if greedy else []))
 
-    def _load_rows(self, request: LoadRows) -> Nothing:
+    def _load_rows(self, request: LoadRows) -> None:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
         rows = read_trajectories(read_tokens(parts, first, last))
         generated = GeneratedRows(request.first, request.prompts, request.samples, rows)
         self._store_generated(request.purpose, request.round, generated)
-        return Nothing()
 
-    def _load_demonstrations(self, request: Demonstrate) -> Nothing:
+    def _load_demonstrations(self, request: Demonstrate) -> None:
         self._store(TRAIN, 0, self._build_demonstrations(request))
-        return Nothing()
 
     def _measure_loss(self, request: GivenRows) -> PassStatistics:
         assert self.policy is not None, "a job of demonstrations trains"
         self.stages.device.use_models(*self.policy.models_of_loss)
         return self.policy.loss(self._demonstration_rows(request))
 
-    def _set_demonstrations(self, request: GivenRows) -> Nothing:
+    def _set_demonstrations(self, request: GivenRows) -> None:
         assert self.policy is not None, "a job with demonstrations trains"
         self.policy.demonstrations = self._demonstration_rows(request)
-        return Nothing()
 
     def _demonstration_rows(self, request: GivenRows) -> BatchRows:
         mine = self._build_demonstrations(request.given).experience
@@ -228,7 +222,7 @@ class ActorRolloutWorker:
             }
         self._rows[purpose, round_] = rows
 
-    def _send_texts(self, request: SendTexts) -> Nothing:
+    def _send_texts(self, request: SendTexts) -> None:
         batch = request.batch
         rows = self._rows[batch.purpose, batch.round]
         owned = range(request.first - rows.first_row, request.last - rows.first_row)
@@ -239,9 +233,8 @@ class ActorRolloutWorker:
             id_ = RequestId(request.attempt, batch.step, f"{batch.label}/put_texts", row)
             body = Texts(batch, row, texts[first:last])
             self.generation.caller.call(Call(peer, methods.PUT_TEXTS, body, id_))
-        return Nothing()
 
-    def _place_rows(self, request: PlaceRows) -> Nothing:
+    def _place_rows(self, request: PlaceRows) -> None:
         index = request.index
         if request.again:
             mine = self.stages.rows.mine
@@ -257,13 +250,6 @@ class ActorRolloutWorker:
             self.policy.answer_rows = replace_answers(
                 self.generation.spec, self.generation.chat, mine, answers
             )
-        return Nothing()
-
-    def _reprompt(self, request: Reprompt) -> Reprompted:
-        return reprompt(self.generation.spec, self.generation.chat, request, self.stages.rows.mine)
-
-    def _advantages(self, request: Advantages) -> Advantaged:
-        return add_advantages(self.generation.spec, self.stages.rows, request)
 
     def _write_rows(self, request: WriteRows) -> Saved:
         rows = self._rows[request.purpose, request.round]
@@ -271,7 +257,7 @@ class ActorRolloutWorker:
         path = write_part(self.run_folder / request.folder, request.part, table)
         return Saved([entry_of(path.parent, path.name, OWNER, self.rank)])
 
-    def _export_model(self, _: Nothing) -> Nothing:
+    def _export_model(self) -> None:
         model = self.generation.spec.model
         template = template_text(model.chat_template) if model.chat_template else None
         dtype = DTYPES[model.dtype]
@@ -299,7 +285,6 @@ class ActorRolloutWorker:
             overrides=config_changes(model.path, model),
             wrap_join=on_any_device,
         )
-        return Nothing()
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ppojob_api.v1alpha1.estimators import Estimator
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
 from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS, teacher_advantages
@@ -42,8 +41,11 @@ RESAMPLING = 2409
 
 @dataclass(frozen=True)
 class _Batch:
-    """Columns of all rows of the step, in batch order."""
+    """All rows of the step, in batch order, and what the controller says about them."""
 
+    spec: PPOJobSpec
+    rows: BatchRows  # those of this rank, which get the results
+    given: Given
     lengths: Tensor  # (rows,) int64
     groups: Tensor  # (rows,) int64, the batch position of each row's prompt
     columns: dict[str, Tensor]  # (tokens,) each
@@ -51,9 +53,13 @@ class _Batch:
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
 
+    @property
+    def mask(self) -> Tensor:
+        return self["mask"]
+
     @cached_property
     def turns(self) -> Turns:
-        return Turns.of(self["mask"], self.lengths, self.groups, self["anchors"])
+        return Turns.of(self.mask, self.lengths, self.groups, self["anchors"])
 
 
 def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantaged:
@@ -62,32 +68,35 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     Scores are placed on the last trained tokens, and the KL penalty is subtracted. The rows get
     `token_rewards`, `advantages`, `returns`, and further columns that the job uses.
     """
-    batch = _gather(spec, rows)
+    batch = _gather(spec, rows, given)
     if spec.leaves_responses_out:
         # Excluded rows leave their groups.
-        batch.columns["mask"] = _without(batch["mask"], given.dropped, batch.lengths)
-        rows.set_column("update_mask", batch["mask"])
-    mask, lengths = batch["mask"], batch.lengths
-    certainty_rewards, certainty_metrics = _certainty(spec, batch)
+        batch.columns["mask"] = _without(batch.mask, given.dropped, batch.lengths)
+        rows.set_column("update_mask", batch.mask)
+    mask, lengths = batch.mask, batch.lengths
+    certainty_rewards, metrics = _certainty(batch)
     shaped = [score + own for score, own in zip(given.scores, certainty_rewards, strict=True)]
-    rewards = _place_rewards(shaped, mask, lengths, batch.columns.get("turn_rewards"))
+    rewards = _place_rewards(batch, shaped)
     scores = row_sum(rewards, mask, lengths)
-    rewards, kl = _charge_kl(spec, batch, rewards, given)
-    corrected, metrics = _correct(spec, batch)
-    metrics |= certainty_metrics
+    rewards, kl = _charge_kl(batch, rewards)
+    corrected, correction_metrics = _correct(batch)
+    metrics |= correction_metrics
     kept = mask if corrected is None else corrected.mask
     masks = spec.algorithm.mask_truncated or given.masked
     trained = _without(kept, given.masked, lengths) if masks else kept
     weights = None if corrected is None else corrected.weights
     if spec.algorithm.estimator.has_pairs or spec.algorithm.reprompt is not None:
         kept = trained  # excluded rows are in no pair, or have no teacher
-    estimated = _estimate(spec, batch, rewards, given, kept, weights)
+    estimated = _estimate(batch, rewards, kept, weights)
     if spec.algorithm.estimator.has_pairs:
         trained = trained & (estimated.advantages != 0)
     rows.set_column("token_rewards", rewards)
     rows.set_column("advantages", estimated.advantages)
     rows.set_column("returns", estimated.returns)
-    _mark_positives(spec, rows, given, lengths)
+    if spec.algorithm.positive_examples is not None:
+        is_positive = torch.zeros(len(lengths), dtype=torch.bool)
+        is_positive[given.positives] = True
+        rows.set_column("positives", is_positive.repeat_interleave(lengths))
     if spec.algorithm.estimator.has_teacher:
         metrics[DISTILLATION_LOSS] = -float(estimated.advantages[kept].mean())
     if (prime := spec.algorithm.prime) is not None:
@@ -96,8 +105,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         metrics |= implicit_reward_metrics(*columns, beta=prime.beta, normalize=prime.normalize)
     if spec.algorithm.estimator.compares_turns:
         metrics["critic/turns_compared"] = batch.turns.shared
-    metrics |= _choose_tokens(spec, rows, batch, trained, weights)
-    metrics |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
+    metrics |= _choose_tokens(batch, trained, weights) | _choose_rows(batch, trained, scores)
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, kept),
@@ -119,13 +127,6 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     )
 
 
-def _mark_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
-    if spec.algorithm.positive_examples is not None:
-        is_positive = torch.zeros(len(lengths), dtype=torch.bool)
-        is_positive[given.positives] = True
-        rows.set_column("positives", is_positive.repeat_interleave(lengths))
-
-
 def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
     """Return (tokens,) bool, the mask without some rows."""
     is_kept = torch.ones(len(lengths), dtype=torch.bool)
@@ -133,9 +134,9 @@ def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
     return mask & is_kept.repeat_interleave(lengths)
 
 
-def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, float]]:
+def _certainty(batch: _Batch) -> tuple[list[float], dict[str, float]]:
     """Return (rows,) the reward for the policy's certainty, and metrics of it."""
-    settings, mask, lengths = spec.algorithm.certainty_reward, batch["mask"], batch.lengths
+    settings, mask, lengths = batch.spec.algorithm.certainty_reward, batch.mask, batch.lengths
     if settings is None:
         return [0.0] * len(lengths), {}
     has_some = row_count(mask, lengths) > 0
@@ -150,36 +151,33 @@ def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, 
     return (settings.coefficient * means).tolist(), metrics
 
 
-def _place_rewards(
-    scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None
-) -> Tensor:
+def _place_rewards(batch: _Batch, scores: Sequence[float]) -> Tensor:
     """Return (tokens,) float32: each row's score at its last trained token, plus turn rewards.
 
     verl places the score on the last token, where a row that ends in a tool's answer would lose it.
     A row without trained tokens has no reward.
     """
+    mask, lengths, turn_rewards = batch.mask, batch.lengths, batch.columns.get("turn_rewards")
     has_some = row_count(mask, lengths) > 0
     rewards = torch.zeros(mask.shape) if turn_rewards is None else turn_rewards.clone()
     rewards[row_ends(mask, lengths)] += torch.tensor(scores, dtype=torch.float32)[has_some]
     return rewards
 
 
-def _charge_kl(
-    spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given
-) -> tuple[Tensor, float | None]:
+def _charge_kl(batch: _Batch, rewards: Tensor) -> tuple[Tensor, float | None]:
     """Subtract the KL penalty from the rewards; also return the mean KL of the rows, if any."""
-    if spec.algorithm.kl.in_ != "reward":
+    kl, mask, given = batch.spec.algorithm.kl, batch.mask, batch.given
+    if kl.in_ != "reward":
         return rewards, None
-    mask, estimator = batch["mask"], spec.algorithm.kl.estimator
-    assert estimator is not None, "set in a resolved configuration"
-    estimates = kl_estimate(batch["old_logprobs"], batch["ref_logprobs"], estimator, mask=mask)
+    assert kl.estimator is not None, "set in a resolved configuration"
+    estimates = kl_estimate(batch["old_logprobs"], batch["ref_logprobs"], kl.estimator, mask=mask)
     is_counted = torch.ones(len(batch.lengths), dtype=torch.bool)
     is_counted[given.dropped] = False
-    kl = float(row_mean(estimates, mask, batch.lengths)[is_counted].mean())
-    return apply_kl_penalty(rewards, estimates, given.kl_coefficient), kl
+    mean = float(row_mean(estimates, mask, batch.lengths)[is_counted].mean())
+    return apply_kl_penalty(rewards, estimates, given.kl_coefficient), mean
 
 
-def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
+def _gather(spec: PPOJobSpec, rows: BatchRows, given: Given) -> _Batch:
     """Gather the columns that the job's rewards and estimator read."""
     algorithm = spec.algorithm
     in_reward, squares = algorithm.kl.in_ == "reward", algorithm.estimator.has_sum_pi_squared
@@ -204,19 +202,22 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
     if algorithm.estimator.compares_turns:
         (columns["anchors"],) = rows.gather_tensors([turn_anchors(rows.mine)])
     return _Batch(
+        spec,
+        rows,
+        given,
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
         groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
         columns=columns,
     )
 
 
-def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
-    algorithm = spec.algorithm
+def _correct(batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
+    algorithm = batch.spec.algorithm
     if not algorithm.is_corrected_before:
         return None, {}
     assert algorithm.rollout_correction is not None, "is_corrected_before"
     correction = Correction.of(**algorithm.rollout_correction.model_dump(by_alias=False))
-    mask, given = batch["mask"], batch.columns.get("given")
+    mask, given = batch.mask, batch.columns.get("given")
     generated = mask if given is None else mask & ~given
     columns = (batch["old_logprobs"], batch["rollout_logprobs"], generated, batch.lengths)
     corrected = correct(correction, *columns)
@@ -224,68 +225,52 @@ def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[st
     return corrected if given is None else corrected.beside(mask & given), metrics
 
 
-def _choose_tokens(
-    spec: PPOJobSpec, rows: BatchRows, batch: _Batch, mask: Tensor, weights: Tensor | None
-) -> dict[str, float]:
+def _choose_tokens(batch: _Batch, mask: Tensor, weights: Tensor | None) -> dict[str, float]:
     """Set the mask and the token weights of the updates; returns metrics.
 
     The updates train on `mask` (tokens,), with `weights` (tokens,) of the correction, None for 1,
     and weights by entropy. The rows' own mask stays: a restarted reference reads the rows again.
     """
-    algorithm, metrics = spec.algorithm, dict[str, float]()
-    if algorithm.high_entropy_share < 1.0:
-        chosen, threshold = high_entropy(batch["entropies"], mask, algorithm.high_entropy_share)
+    share, metrics = batch.spec.algorithm.high_entropy_share, dict[str, float]()
+    if share < 1.0:
+        chosen, threshold = high_entropy(batch["entropies"], mask, share)
         metrics["actor/entropy_threshold"] = threshold
         weights = chosen.float() if weights is None else weights * chosen
-    if mask is not batch["mask"]:
-        rows.set_column("update_mask", mask)
+    if mask is not batch.mask:
+        batch.rows.set_column("update_mask", mask)
     if weights is not None:
-        rows.set_column("loss_weights", weights)
+        batch.rows.set_column("loss_weights", weights)
     return metrics
 
 
-def _choose_rows(
-    spec: PPOJobSpec,
-    rows: BatchRows,
-    mask: Tensor,
-    lengths: Tensor,
-    scores: Tensor,
-    step: int,
-) -> dict[str, float]:
+def _choose_rows(batch: _Batch, mask: Tensor, scores: Tensor) -> dict[str, float]:
     """Resample the rows of the updates, if the job asks for it; returns metrics.
 
     Tokens outside of `mask` (tokens,) are excluded before; `scores` (rows,) are without the KL.
     Draws depend on the job's seed and the step.
     """
-    resampling = spec.algorithm.resampling
+    resampling, lengths = batch.spec.algorithm.resampling, batch.lengths
     if resampling is None:
         return {}
     is_trained = row_count(mask, lengths) > 0
     weights = resampling_weights(
         scores, is_trained, method=resampling.method, power=resampling.power
     )
-    draws = torch.from_numpy(uniform_draws(len(lengths), spec.seed, step, RESAMPLING))
-    copies = drawn(weights, draws)
-    rows.set_column("copies", copies.repeat_interleave(lengths))
+    key = (batch.spec.seed, batch.given.step, RESAMPLING)
+    copies = drawn(weights, torch.from_numpy(uniform_draws(len(lengths), *key)))
+    batch.rows.set_column("copies", copies.repeat_interleave(lengths))
     share = float((copies > 0).sum()) / max(1, int(is_trained.sum()))
     return {"training/resampling/distinct_share": share}
 
 
-def _estimate(
-    spec: PPOJobSpec,
-    batch: _Batch,
-    rewards: Tensor,
-    given: Given,
-    kept: Tensor,
-    weights: Tensor | None,
-) -> Advantages:
+def _estimate(batch: _Batch, rewards: Tensor, kept: Tensor, weights: Tensor | None) -> Advantages:
     """Call the job's estimator with its options and columns.
 
     `kept` (tokens,) is the mask without the tokens that a correction rejects; `weights` (tokens,)
     are those of the correction, None for 1.
     """
-    algorithm, kind = spec.algorithm, spec.algorithm.estimator
-    columns = (rewards, batch["mask"], batch.lengths, batch.groups)
+    algorithm, kind = batch.spec.algorithm, batch.spec.algorithm.estimator
+    columns = (rewards, batch.mask, batch.lengths, batch.groups)
     of_kept = (rewards, kept, batch.lengths, batch.groups)
     if kind.has_teacher:
         limit = algorithm.distillation.max_token_loss if algorithm.distillation else None
@@ -309,14 +294,15 @@ def _estimate(
         )
     if kind.compares_turns:
         return TURN_ADVANTAGES[algorithm.type](*columns, turns=batch.turns, **options, kept=kept)
-    _set_columns(options, kind, batch, given)
+    _set_columns(options, batch)
     if algorithm.type in OF_SCORES:
         return ADVANTAGES[algorithm.type](*columns, **options, kept=kept)
     return ADVANTAGES[algorithm.type](*of_kept, **options)
 
 
-def _set_columns(options: dict[str, Any], kind: Estimator, batch: _Batch, given: Given) -> None:
+def _set_columns(options: dict[str, Any], batch: _Batch) -> None:
     """Add the controller's numbers that an estimator reads to its options."""
+    kind, given = batch.spec.algorithm.estimator, batch.given
     if kind.has_greedy:
         options["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
     if kind.tracks_values:
@@ -332,7 +318,7 @@ def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:
     """Return the share of prompts without a trained token of nonzero advantage."""
     is_silent = torch.ones(int(batch.groups[-1]) + 1, dtype=torch.bool)
     token_groups = batch.groups.repeat_interleave(batch.lengths)
-    is_silent[token_groups[batch["mask"] & (advantages != 0)]] = False
+    is_silent[token_groups[batch.mask & (advantages != 0)]] = False
     return int(is_silent.sum()) / len(is_silent)
 
 

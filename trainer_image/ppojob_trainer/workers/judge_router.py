@@ -76,7 +76,6 @@ class JudgeRouter(PageServer):
         self._servers, self._model, self._patience = servers, model, patience
 
     def forward(self, method: str, path: str, body: bytes) -> _Answer:
-        """Forward a request to its server, and return the answer."""
         if path == _SGLANG_PATH:
             return self._generate(body)
         server = self._servers[server_of(path, body, len(self._servers))]

@@ -19,7 +19,6 @@ from ppojob_trainer.rpc.messages.rows import BatchName, MoveColumns, MoveRows
 from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
@@ -42,7 +41,6 @@ from ppojob_trainer.workers.trained_models import (
     open_process_reward_model,
 )
 
-Frozen = Reference | Teachers
 Trained = Policy | Critic | ProcessRewardModel
 
 
@@ -52,7 +50,7 @@ class ModelStages:
 
     run_folder: Path  # base folder of relative paths in requests
     channels: RowChannels  # to other roles
-    frozen: dict[str, Frozen] = field(default_factory=dict)  # by their names in requests
+    frozen: dict[str, Reference] = field(default_factory=dict)  # by their names in requests
     trained: dict[str, Trained] = field(default_factory=dict)  # by their names in requests
     synced_reference: SyncedReference | None = None  # one of the frozen ones
     device: DeviceSharing = field(default_factory=DeviceSharing)
@@ -87,13 +85,12 @@ class ModelStages:
         self._rows = self.batch_rows(index, mine)
 
     def batch_rows(self, index: BatchIndex, mine: Experience) -> BatchRows:
-        """Return the rows of this rank as part of a batch."""
         world = self.channels.world
         link = Link(world.group, world.device)
         within = Link(world.along(*WITHIN), world.device)
         return BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
-    def _restore(self, request: Restore) -> Nothing:
+    def _restore(self, request: Restore) -> None:
         self.device.use_models()
         self.state.invalidate()
         self._rows = self._batch = None
@@ -105,20 +102,17 @@ class ModelStages:
         # Last, since a learner restores the random state.
         for name, model in self.trained.items():
             model.learner.restore(folder, request.files, request.total_updates[name])
-        return Nothing()
 
-    def _move_rows(self, request: MoveRows) -> Nothing:
+    def _move_rows(self, request: MoveRows) -> None:
         mine = self.rows.mine if self.channels.owns_rows else None
         index, moved = self.channels.move_rows(request.role, request.index, mine)
         # A restarted controller repeats this, but not finished passes: their columns stay.
         if not self.channels.owns_rows and self._batch != request.batch:
             self.place(index, moved)
             self._batch = request.batch
-        return Nothing()
 
-    def _move_columns(self, request: MoveColumns) -> Nothing:
+    def _move_columns(self, request: MoveColumns) -> None:
         self.channels.move_columns(request, self.rows.mine)
-        return Nothing()
 
     def _forward(self, request: Forward) -> PassStatistics:
         if trained := self.trained.get(request.model):
@@ -157,7 +151,7 @@ def open_stages(
     """Load the reference and the critic of this role."""
     spec = environment.config.spec
     trained: dict[str, Trained] = {} if policy is None else {"policy": policy}
-    frozen: dict[str, Frozen] = {}
+    frozen: dict[str, Reference] = {}
     living = environment.config.topology.living_in(environment.role)
     synced: SyncedReference | None = None
     if "reference" in living:
@@ -166,7 +160,7 @@ def open_stages(
             assert policy is not None, "it is in the policy's ranks"
             synced = SyncedReference(spec, world, refresh, policy.learner)
         if policy is not None and spec.is_own_reference:
-            reference: Frozen = base_reference(spec, world, policy.learner)
+            reference: Reference = base_reference(spec, world, policy.learner)
         elif len(spec.reference_paths) > 1:
             reference = Teachers(spec, world)
         else:

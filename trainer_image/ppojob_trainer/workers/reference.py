@@ -83,36 +83,33 @@ def _offload(spec: PPOJobSpec) -> Collection[Offloaded]:
     return () if spec.roles.reference is None else spec.roles.reference.offload
 
 
-class Teachers:
+class Teachers(Reference):
     """Several frozen models, each for its own rows; with offload, one is loaded at a time.
 
     All ranks run the models in the same order, also without rows of one.
     """
 
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
-        self.num_models = len(spec.reference_paths)
-        self._models = [open_reference(spec, world, number) for number in range(self.num_models)]
-        self.resident = SwappedModels([model.resident for model in self._models])
-
-    def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in `ref_logprobs`."""
-        rows.fill("ref_logprobs", self.predict)
-        return PassStatistics()
+        numbers = range(len(spec.reference_paths))
+        self._models = [open_reference(spec, world, number) for number in numbers]
+        self._swapped = SwappedModels([model.resident for model in self._models])
+        super().__init__(self._models[0].engine, self._swapped)
+        self.num_models = len(self._models)
 
     def predict(self, rows: Experience) -> TokenOutputs:
         """Return log-probabilities of rows, each by its own model; a collective of all ranks."""
         logprobs = torch.zeros(rows.num_tokens)
         for number, model in enumerate(self._models):
             own = rows.read_by(number).nonzero()[:, 0]
-            self.resident.choose(number)
+            self._swapped.choose(number)
             (logprobs[rows.token_index(own)],) = model.predict(rows.select(own))
         return (logprobs,)
 
     def last_states(self, number: int, rows: Experience) -> LastStates:
         """Return the last hidden states of a micro-batch, by the model of this number."""
-        if self.resident.chosen != number:
+        if self._swapped.chosen != number:
             self.release()
-        self.resident.choose(number)
+        self._swapped.choose(number)
         return self._models[number].engine.last_states(rows)
 
     def release(self) -> None:

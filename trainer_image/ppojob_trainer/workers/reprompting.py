@@ -10,7 +10,7 @@ from ppojob_api.v1alpha1.estimators import RepromptSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs
 from ppojob_trainer.data.prompt_store import Prompt
-from ppojob_trainer.data.template_renderer import BadChatTemplate
+from ppojob_trainer.data.template_renderer import accepted
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.rows import Reprompt, Reprompted
 
@@ -63,10 +63,8 @@ def _first_that_fits(
             row: prompt for row, options in candidates.items() if (prompt := next(options, None))
         }
         inputs = [TemplateInputs(spec.data.apply_chat_template_kwargs, ())] * len(tried)
-        encoded = chat.encode_prompts([*tried.values()], inputs)
+        encoded = accepted(chat.encode_prompts([*tried.values()], inputs))
         for row, tokens in zip(tried, encoded, strict=True):
-            if isinstance(tokens, BadChatTemplate):
-                raise tokens
             if len(tokens) <= limit:
                 found[row] = tokens
         candidates = {row: candidates[row] for row in tried if row not in found}

@@ -23,7 +23,6 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
 from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.generation import (
     Generation,
     batches_of,
@@ -63,7 +62,7 @@ class RolloutWorker:
             Route(methods.RESTORE, self._restore),
         ]
 
-    def _receive_weights(self, request: BringWeights) -> Nothing:
+    def _receive_weights(self, request: BringWeights) -> None:
         lost: list[ChannelLost] = []
         try:
             self.generation.engine.load_weights(request.version, self._received_weights(lost))
@@ -73,7 +72,6 @@ class RolloutWorker:
             # Only some of the weights are new, and engines do not load twice.
             raise SystemExit(f"weights of version {request.version}: {lost[0]}") from problem
         self._has_weights = True
-        return Nothing()
 
     def _received_weights(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
         """Receive the weights from one of the policy's ranks, which all have them.
@@ -99,17 +97,15 @@ class RolloutWorker:
             self._made[batch.step, batch.purpose, batch.round] = rows
         return generation_result(made, self.generation.engine.counts())
 
-    def _send_rows(self, request: HandOver) -> Nothing:
+    def _send_rows(self, request: HandOver) -> None:
         made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
         send_rows(self.channels.link(request.role), request, made)
-        return Nothing()
 
-    def _restore(self, request: Restore) -> Nothing:
+    def _restore(self, request: Restore) -> None:
         assert self.in_flight is not None, "only rows in flight are restored"
         self.state.invalidate()
         folder = None if request.folder is None else self.run_folder / request.folder
         self.in_flight.restore(folder, request.files)
-        return Nothing()
 
     def _state(self, request: SaveShards) -> Write:
         """Return a writer of the rows in flight after the next step, whose rows are in `ahead`."""

@@ -21,7 +21,6 @@ from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.rollout import HandOver, PromptTokens
 from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import GroupCosts
 
 
@@ -49,12 +48,12 @@ class RowChannels:
     def routes(self) -> list[Route]:
         return [Route(methods.OPEN_CHANNEL, self.open), Route(methods.CUT_CHANNEL, self._cut)]
 
-    def open(self, request: OpenChannel) -> Nothing:
+    def open(self, request: OpenChannel) -> None:
         """Open a channel, unless it is open; one to an older attempt of that role is closed."""
         route = self._routes.get(request.role)
         if route is not None:
             if route.channel.key == request.key:
-                return Nothing()
+                return
             del self._routes[request.role]
             route.channel.close()
         store = self.world.store
@@ -72,13 +71,11 @@ class RowChannels:
         )
         consumers = self.dims_of(request.role) if self.owns_rows else self.world.dims
         self._routes[request.role] = _Route(channel, request.owners, consumers)
-        return Nothing()
 
-    def _cut(self, request: CutChannel) -> Nothing:
+    def _cut(self, request: CutChannel) -> None:
         route = self._routes.get(request.role)
         if route is not None:
             route.channel.cut()
-        return Nothing()
 
     def link(self, role: str) -> Channel:
         return self._routes[role].channel

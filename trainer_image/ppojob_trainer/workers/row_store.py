@@ -63,7 +63,6 @@ class OwnedRows:
 
     @property
     def first_row(self) -> int:
-        """Return the position in the batch of the first row."""
         return self.first * self.samples
 
 
@@ -191,29 +190,26 @@ def select_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, in
 
 def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.Table:
     """Build the table of a request's rows, in row order."""
-    begin = request.first - rows.first
     records = []
-    for position, data_source in enumerate(request.data_sources):
-        tokens = rows.experience.prompts[begin + position]
+    for scored in request.prompts:
+        own = scored.position - rows.first
+        tokens = rows.experience.prompts[own]
         prompt = chat.decode(tokens.tolist(), skip_special_tokens=False)
-        truth = json.loads(request.ground_truths[position])
-        extra_info = request.extra_infos[position].decode()
-        for sample in range(rows.samples):
-            number = position * rows.samples + sample
-            row = begin * rows.samples + number
+        truth, extra_info = json.loads(scored.ground_truth), scored.extra_info.decode()
+        for sample, (score, extras) in enumerate(zip(scored.scores, scored.extras, strict=True)):
+            row = own * rows.samples + sample
             response, logprobs = rows.response(row)
-            values = json.loads(request.extras[number])
             records.append(
                 {
                     "step": request.step,
                     "row": rows.first_row + row,
-                    "prompt_id": rows.prompt_ids[begin + position],
+                    "prompt_id": rows.prompt_ids[own],
                     "sample": sample,
-                    "data_source": data_source,
+                    "data_source": scored.data_source,
                     "prompt": prompt,
                     "response": chat.decode(response, skip_special_tokens=True),
                     **truth_cells(truth),
-                    "score": request.scores[number],
+                    "score": score,
                     "prompt_tokens": len(tokens),
                     "response_tokens": len(response),
                     "truncated": rows.truncated[row],
@@ -228,8 +224,8 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "picture_bytes": len(packed_later(rows.pictures[row])) or None,
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
-                    "reward_values": request.extras[number].decode(),
-                    **value_cells(values, request.value_kinds),
+                    "reward_values": extras.decode(),
+                    **value_cells(json.loads(extras), request.value_kinds),
                 }
             )
     return pa.Table.from_pylist(records, schema=with_values(SCHEMA, request.value_kinds))

@@ -19,7 +19,6 @@ from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.rpc.wire import Nothing
 
 _log = logging.getLogger(__name__)
 Write = Callable[[Path], list[FileEntry]]
@@ -67,7 +66,7 @@ class StateWriter:
 
     def routes(self) -> list[Route]:
         return [
-            Route(methods.BARRIER, self._barrier),
+            Route(methods.BARRIER, lambda _: self._wait()),
             Route(methods.SAVE_SHARDS, self._save),
             Route(methods.SHARDS_WRITTEN, self._written),
         ]
@@ -75,10 +74,6 @@ class StateWriter:
     def invalidate(self) -> None:
         """Drop the copy, since the state was restored."""
         self._copied = None
-
-    def _barrier(self, _: Nothing) -> Nothing:
-        self._wait()
-        return Nothing()
 
     def _save(self, request: SaveShards) -> Saved:
         self._wait()

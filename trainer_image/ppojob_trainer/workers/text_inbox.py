@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import Texts
-from ppojob_trainer.rpc.wire import Nothing
 
 
 class TextInbox:
@@ -18,11 +17,10 @@ class TextInbox:
     def __init__(self) -> None:
         self._batches: dict[BatchName, dict[int, str]] = {}
 
-    def put(self, request: Texts) -> Nothing:
+    def put(self, request: Texts) -> None:
         """Store texts; several owners send, in any order."""
         texts = self._batches.setdefault(request.batch, {})
         texts.update(enumerate(request.texts, start=request.first))
-        return Nothing()
 
     def take(self, batch: BatchName, rows: Sequence[int]) -> list[str]:
         """Remove and return the texts of rows of a batch; JobFailed if one is missing."""

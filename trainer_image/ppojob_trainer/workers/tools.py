@@ -6,51 +6,25 @@ again.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ppojob_api.topology import retrieved_tools
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages.agents import Act, Acted, ToolAnswer
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.pool import ToolPool
 
 
+@dataclass(frozen=True)
 class ToolsWorker:
     """Handles `act`."""
 
-    def __init__(self, pool: ToolPool) -> None:
-        self._pool = pool
+    pool: ToolPool
 
     def routes(self) -> list[Route]:
-        return [Route(ACT, self._act)]
-
-    def _act(self, request: Act) -> "Future[Acted]":
-        batch = request.batch
-        row = f"step {batch.step}/{batch.label}/row {request.row}"
-        # A user simulator gets the same name of the row at each turn, as in verl.
-        instances = [
-            row if call.to_user else f"{row}/turn {request.turn}/call {number}"
-            for number, call in enumerate(request.calls)
-        ]
-        acted: Future[Acted] = Future()
-        if request.calls:
-            answers = self._pool.start(
-                request.calls, instances, request.tools, request.pictures, row, request.before
-            )
-        else:
-            answers = self._pool.end_row(row, request.created, request.before)
-        answers.add_done_callback(lambda made: _set_acted(made, acted))
-        return acted
-
-
-def _set_acted(made: "Future[list[ToolAnswer]]", acted: "Future[Acted]") -> None:
-    if (error := made.exception()) is not None:
-        acted.set_exception(error)
-        return
-    acted.set_result(Acted(made.result()))
+        return [Route(ACT, self.pool.start)]
 
 
 @contextmanager

@@ -49,7 +49,7 @@ from ppojob_trainer.workers.learner import (
     load_for,
     resident_weights,
 )
-from ppojob_trainer.workers.reference import BaseEngine, Reference, Teachers
+from ppojob_trainer.workers.reference import BaseEngine, Reference
 
 CRITIC_REFERENCE: Final = "critic_reference"
 """Name of the reference in requests."""
@@ -78,7 +78,7 @@ class Policy(TrainedModel):
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         super().__init__(learner)
         # For updates over the whole vocabulary, and for held-out answers.
-        self.reference: Reference | Teachers | None = None
+        self.reference: Reference | None = None
         self.demonstrations: BatchRows | None = None
         # Rows of `replace_answers`, if the probability of answers is a reward.
         self.answer_rows: Experience | None = None
@@ -190,9 +190,7 @@ class Policy(TrainedModel):
             return rows, given.compared_with(engine.reward_mean)
         return given.of_batch(rows, engine)
 
-    def _head_with_kl(
-        self, reference: Reference | Teachers, number: int, rows: Experience
-    ) -> HeadWithKl:
+    def _head_with_kl(self, reference: Reference, number: int, rows: Experience) -> HeadWithKl:
         own, divergence = self._spec.algorithm.divergence, REVERSE_KL
         if own is not None:
             divergence = Divergence(own.divergence, own.beta)

@@ -224,7 +224,7 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
             seeing, blind = dataset.rows([0, 1])
         short = files.spec(files.table("a.parquet", row), maxResponseTokens=20)
         short = short.model_copy(update={"overlong_prompts": "truncate_right"})
-        with PromptDataset.open(short.train, short, chat, given="sft") as dataset:
+        with PromptDataset.open(short, chat, given="sft") as dataset:
             (cut,) = dataset[0].answers
         form = chat.pictures
         (whole,) = chat.encode_chats([with_parts(talk, [RED] * 3)], open_turn=False)

@@ -64,7 +64,6 @@ class PictureForm(MediaForm):
         return picture
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
-        """See `MediaForm`."""
         if self.sound is not None and sound_of(file) is not None:
             return self.sound.tokens_of(file)
         if clip_of(file) is None:

@@ -70,16 +70,13 @@ class Grid(ResizablePictureForm):
 
     @property
     def video(self) -> VideoForm | None:
-        """See `PictureForm`."""
         return self.of_videos
 
     @property
     def sound(self) -> SoundForm | None:
-        """See `PictureForm`."""
         return self.of_sounds
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
         unit = self.patch * self.merge
         size = width, height
         if self.processor != QWEN:
@@ -87,7 +84,6 @@ class Grid(ResizablePictureForm):
         return smart_resize(*size, unit, self.least, self.most)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         unit = self.patch * self.merge
         return [self.token] * (width // unit * (height // unit))
 
@@ -155,11 +151,9 @@ class Lines(ResizablePictureForm):
 
     @property
     def processor_arguments(self) -> ProcessorArguments:
-        """See `MediaForm`."""
         return {"patch_size": self.multiple}
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
         across, down = self._rounded(width, height)
         return max(self.unit, across), max(self.unit, down)
 
@@ -181,7 +175,6 @@ class Lines(ResizablePictureForm):
         return across * self.multiple, down * self.multiple
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         line = [*[self.token] * (width // self.unit), *self.line_end]
         lines = line * (height // self.unit)
         return [*lines[: len(lines) - len(self.line_end)], *self.end]
@@ -232,11 +225,9 @@ class Pooled(PictureForm):
 
     @property
     def sees_ahead(self) -> bool:
-        """See `MediaForm`."""
         return self.ahead
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
         factor = math.sqrt(self.most * self.unit**2 / (width * height))
         across, down = (math.floor(factor * side / self.unit) for side in (width, height))
         if down == 0:
@@ -246,6 +237,5 @@ class Pooled(PictureForm):
         return across * self.unit, down * self.unit
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         tokens = width // self.unit * (height // self.unit)
         return [self.begin, *[self.token] * tokens, self.end]

@@ -104,7 +104,6 @@ class Tiles(ResizablePictureForm):
         return super(Tiles, self).resized(picture, requested)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         tiles = width * height // math.prod(self.tile)
         seen = self.features * (tiles if tiles == 1 else tiles + 1)
         return [self.begin, *[self.token] * seen, self.end]
@@ -146,12 +145,10 @@ class Squares(PictureForm):
         return text.replace(self.begin, self.shown)
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
         del width, height
         return self.size
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         del width, height
         return [self.token] * self.features
 
@@ -210,7 +207,6 @@ class Crops(PictureForm):
         return self._whole(across), self._whole(down)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         across, down = width // self.side, height // self.side
         seen = [self.token] * self.features
         small = [self.around, *self.whole, *seen, self.around]
@@ -319,7 +315,6 @@ class Splits(ResizablePictureForm):
         return max(1, rounded(width * scale)), max(1, rounded(height * scale))
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         columns, rows = self.grid(width, height)
         across, down = self.whole(width, height)
         tile = [self.token] * (self.tile // self.unit) ** 2
@@ -349,16 +344,11 @@ class Splits(ResizablePictureForm):
             across, down = (math.ceil(side * enlarge / unit) for side in (width, height))
         return across, down
 
-    @property
-    def _cut_above(self) -> float:
-        """Pixels above which a picture is cut."""
-        return self.most_tokens * self.unit**2 * self.tolerance
-
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Return columns and rows of the tiles of a picture; none if it is not cut."""
         unit = self.unit
         across, down = (max(self.patch, round(side / unit) * unit) for side in (width, height))
-        if not self.names or across * down <= self._cut_above:
+        if not self.names or across * down <= self.most_tokens * unit**2 * self.tolerance:
             return 0, 0
         fewest, most = self.tiles
         shapes = {

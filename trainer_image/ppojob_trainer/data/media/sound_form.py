@@ -66,7 +66,6 @@ class SoundForm(MediaForm):
         return ((frames - 1) // 2 - 1) // 2 + 1
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
-        """See `MediaForm`."""
         samples = sound_of(file)
         assert samples is not None, "a picture for an audio model"
         return self.token, [self.token] * self.tokens(len(samples))
@@ -77,7 +76,6 @@ class InPieces(SoundForm):
     """Sound format of Qwen2.5-Omni: the tower reads a sound without padding, in pieces."""
 
     def fits(self, model: _Settings) -> bool:
-        """See `SoundForm`."""
         half = model.tower_n_window
         return half is not None and half <= model.tower_max_source_positions
 
@@ -96,11 +94,9 @@ class ByChunks(SoundForm):
         return model.tower_n_window == _CHUNK // 2 and most <= model.tower_max_source_positions
 
     def read(self, samples: int) -> int:
-        """See `SoundForm`."""
         return samples
 
     def tokens(self, samples: int) -> int:
-        """See `SoundForm`."""
         chunks, rest = divmod(samples // self.hop, _CHUNK)
         return chunks * -(-_CHUNK // _PER_TOKEN) + -(-rest // _PER_TOKEN)
 

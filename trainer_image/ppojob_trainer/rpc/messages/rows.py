@@ -87,6 +87,17 @@ class CutChannel(msgspec.Struct, frozen=True):
     role: str
 
 
+class ScoredPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt, and the scores of its rows, for the disk."""
+
+    position: int  # in the batch
+    data_source: str
+    ground_truth: bytes  # JSON
+    extra_info: bytes  # JSON object
+    scores: list[float]  # (rows,)
+    extras: list[bytes]  # (rows,) further values of reward functions, as JSON
+
+
 class WriteRows(msgspec.Struct, frozen=True):
     """Write rows of this rank as a part of a parquet folder."""
 
@@ -94,11 +105,6 @@ class WriteRows(msgspec.Struct, frozen=True):
     step: int
     folder: str  # relative to the run folder
     part: int
-    first: int  # batch position of the first prompt
-    scores: list[float]  # (rows,)
-    data_sources: list[str]
-    ground_truths: list[bytes]  # (prompts,) JSON
-    extras: list[bytes]  # (rows,) further values of reward functions, as JSON
-    value_kinds: dict[str, ValueKind]  # types of those values in the whole batch, for the schema
+    prompts: list[ScoredPrompt]
+    value_kinds: dict[str, ValueKind]  # types of `extras` in the whole batch, for the schema
     round: int = 0
-    extra_infos: list[bytes] = []  # (prompts,) JSON objects

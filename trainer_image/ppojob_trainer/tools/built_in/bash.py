@@ -82,7 +82,6 @@ class Bash:
         return _text(self._workspace.run(encodable(command)))
 
     def score(self) -> float:
-        """Run the test of the row."""
         if not self._test:
             return 0.0
         outcome = self._workspace.run(self._test, self._test_files)
@@ -93,7 +92,6 @@ class Bash:
         return float(outcome.is_well and is_right)
 
     def close(self) -> None:
-        """Delete the workspace."""
         self._workspace.close()
 
 
