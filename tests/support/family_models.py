@@ -138,6 +138,11 @@ NEMOTRON = {
 }
 OPTIONS: dict[str, dict[str, object]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
+    "llama4_text": {
+        **{"head_dim": 8, "num_local_experts": 6, "intermediate_size_mlp": 40},
+        **{"interleave_moe_layer_step": 2, "no_rope_layer_interval": 2},
+        **{"attention_chunk_size": WINDOW, "floor_scale": 3, "attn_scale": 0.5},
+    },
     "cwm": {"head_dim": 8, "sliding_window": WINDOW, "rope_parameters": STRETCHED},
     "arcee": {"attention_bias": True, "mlp_bias": True},
     "afmoe": {

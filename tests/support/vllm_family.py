@@ -104,6 +104,8 @@ OPTIONS = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"), BETWEEN),
     **{key: {**WIDE, **JOINT} for key in ("gemma4_unified_text", "gemma4_text of 26B")},
     "gemma4_text": {**WIDE, "global_head_dim": 4 * HALF},
+    "llama4_text": {**WIDE, "attention_chunk_size": 2 * WINDOW, "floor_scale": WINDOW},
+    "qwen2_moe": {"decoder_sparse_step": 2},
     "cwm": {**WIDE, "bos_token_id": 1},
     "smollm3": {"sliding_window": WINDOW},
     "gpt_oss": {**WIDE, "num_key_value_heads": 2},

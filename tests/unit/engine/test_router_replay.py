@@ -86,6 +86,14 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
     mixture = mixture_of(model)
 
     def route(router, _args, told):
+        if mixture.weighs_inputs:  # Llama 4's tells weights of all experts
+            logits = told[1]
+            chosen = logits.argmax(dim=-1, keepdim=True)
+            if forced is not None:
+                chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
+            found.append(chosen)
+            weights = logits.gather(-1, chosen).sigmoid()
+            return torch.zeros_like(logits).scatter(-1, chosen, weights), logits
         logits, weights, chosen = told[::-1] if mixture.returns_experts_first else told
         if forced is not None:
             chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
@@ -163,7 +171,7 @@ def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, 
     free = replace(rows, experts=None, prompt_experts=None)
     engine.predict(free, records=True)
     flipped = (free.experts != rows.experts)[read_tokens(rows)].any(dim=-1).float().mean()
-    assert flipped * len(theirs.model.layers) > 0.2 * len(routers_of(theirs))
+    assert flipped * len(theirs.model.layers) > 0.15 * len(routers_of(theirs))
 
     factors = torch.randn(rows.num_tokens)
     with watched(theirs, padded_experts(rows)) as found:

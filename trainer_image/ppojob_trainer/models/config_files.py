@@ -11,7 +11,7 @@ from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
-from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE
+from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE, Multimodal
 from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 
@@ -111,6 +111,8 @@ def layers_name(config: Mapping[str, Json]) -> str:
         return file_name(f"{LAYERS}.", kind).rstrip(".")
     whole = MULTIMODAL.get(kind) or FAMILIES.get(kind)
     part = f"model.{whole.language_module if whole else LANGUAGE_MODULE}".rstrip(".")
+    if isinstance(whole, Multimodal) and whole.has_causal_module:
+        part = f"{whole.language_module}.model"
     return f"thinker.{part}.layers" if THINKER in config else f"{part}.layers"
 
 

@@ -308,6 +308,37 @@ _UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**ATTENTION_BIASES, **_FEED_FORWARD}),
+    "llama4_text": Family(
+        "Llama 4 (text)",
+        defaults={
+            **{"head_dim": 128, "num_key_value_heads": 8, "interleave_moe_layer_step": 1},
+            **{"num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16_384},
+        },
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "num_experts_per_tok": (1,),
+            "router_jitter_noise": (0.0,),
+        },
+        has_windows=True,  # chunks
+        feed_forward=FeedForward(
+            {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1},
+            "feed_forward.down_proj",
+            "intermediate_size_mlp",
+        ),
+        mixture=Mixture(
+            "feed_forward",
+            inner="intermediate_size",
+            shared="shared_expert",
+            shared_inner=("intermediate_size",),
+            interval="interleave_moe_layer_step",
+            router="router",
+            is_stacked=True,
+            scoring="sigmoid",
+            weighs_inputs=True,
+            overridable=(),
+        ),
+    ),
     "cwm": Family(
         "CWM",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
@@ -378,11 +409,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
-        defaults={"num_key_value_heads": 4},
-        supported=_EXPERTS_EVERYWHERE,
+        defaults={"num_key_value_heads": 4, "decoder_sparse_step": 1},
+        supported={"hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         qk_norm="each head",
-        mixture=Mixture(),
+        mixture=Mixture(interval="decoder_sparse_step"),
     ),
     "laguna": Family(
         "Laguna XS.2, M.1",
@@ -425,10 +456,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_moe": Family(
         "Qwen1.5-MoE, Qwen2 MoE",
-        defaults={"num_key_value_heads": 16},
-        supported={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
+        defaults={"num_key_value_heads": 16, "decoder_sparse_step": 1},
+        supported={"hidden_act": ("silu",), "qkv_bias": (True,)},
         always_biased=QUERIES,
-        mixture=_WITH_SHARED,
+        mixture=replace(_WITH_SHARED, interval="decoder_sparse_step"),
     ),
     "mixtral": Family(
         "Mixtral",
@@ -970,14 +1001,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={
             "num_key_value_heads": 4,
             "tie_word_embeddings": True,
-            "moe_layer_start_index": 1,
+            **{"moe_layer_start_index": 1, "moe_layer_interval": 1},
         },
-        supported={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
+        supported={"hidden_act": ("silu",), "use_bias": (False,)},
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
             may_share_none=True,
             dense_first="moe_layer_start_index",
+            interval="moe_layer_interval",
             selection_bias=f"{BIAS_MODULE}.{CORRECTION}",
             overridable=("moe_k",),
         ),
@@ -1196,6 +1228,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 MULTIMODAL: Final[Mapping[str, Multimodal]] = {
     "idefics3": Multimodal("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
     "smolvlm": Multimodal("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
+    "llama4": Multimodal("Llama 4 Scout and Maverick", "llama4_text", has_causal_module=True),
     "gemma3": Multimodal("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
     "gemma4": Multimodal("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
     "gemma4_unified": Multimodal("Gemma 4 12B", "gemma4_unified_text"),

@@ -40,6 +40,7 @@ class Mixture:
     may_share_none: bool = False
     shared_gate: str = ""  # the layer that gates the shared expert, if there is one
     dense_first: str = ""  # key of the number of first layers, dense, of `intermediate_size`
+    interval: str = ""  # key of n: of n layers the last has experts, the others are dense
     router: str = "gate"
     router_weight: str = "weight"  # the router's matrix, by its name in it
     # Whether files stack the experts: `gate_up_proj` (e, h, 2 i) and `down_proj` (e, i, h),
@@ -58,6 +59,8 @@ class Mixture:
     selection_bias: str = ""
     scale: str = "routed_scaling_factor"  # router attribute: factor of the experts' weights
     weight_epsilon: float = 1e-20  # of the sum by which routers normalize these weights
+    # Whether the weight of a token's only expert scales its input, not its output (Llama 4).
+    weighs_inputs: bool = False
     # Key of the width that experts read and write (Nemotron 3 Super); empty or absent: hidden.
     latent: str = ""
     enabled_by: str = ""  # key that says whether layers have experts; empty: they do
@@ -190,3 +193,4 @@ class Multimodal:
     models: str  # names of such models, for people
     text: str  # model type of the language model if config.json does not say it
     language_module: str = LANGUAGE_MODULE  # transformers' name of the language model in it
+    has_causal_module: bool = False  # whether that has the output layer too

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Glm4Config,
     Glm4MoeConfig,
+    Llama4ForCausalLM,
     Mistral4Config,
     Mistral4ForCausalLM,
     PreTrainedConfig,
@@ -64,6 +65,8 @@ AutoConfig.register(MiMoConfig.model_type, MiMoConfig, exist_ok=True)
 AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)
 # transformers has it as a part of multimodal models alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+# Its own is no module of it.
+Llama4ForCausalLM.base_model_prefix = "model"
 
 
 class _LanguageModel:
