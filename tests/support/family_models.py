@@ -180,6 +180,10 @@ OPTIONS: dict[str, dict[str, object]] = {
         "rope_parameters": {**SCALED_QUERIES, "rope_theta": 1e4},
     },
     "youtu": {**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
+    "minicpm3": {
+        **{**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 6},
+        **{"scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 8},
+    },
     "glm4_moe": {**CORRECTED, "use_qk_norm": True, "attention_bias": True},
     "solar_open": {**CORRECTED, "head_dim": 8, "first_k_dense_replace": 0},
     "dots1": CORRECTED,

@@ -125,6 +125,14 @@ OPTIONS = {
     },
     "laguna": {**WIDE, "num_attention_heads_per_layer": [2, 4, 2]},
     "mistral4": {"qk_nope_head_dim": HALF, "qk_rope_head_dim": HALF},
+    "minicpm3": {
+        **{"qk_nope_head_dim": HALF, "qk_rope_head_dim": HALF},
+        "rope_parameters": {
+            **{**ROPE, "original_max_position_embeddings": 256},
+            **{"short_factor": ROPE["short_factor"][: HALF // 2], "long_factor": [2.0] * 8},
+            "factor": 1.0,
+        },
+    },
     "hunyuan_v1_moe": {**WIDE, "moe_intermediate_size": [64] * 2},
     "olmoe": {"tie_word_embeddings": True},
     "glm4v": {"rope_parameters": HALF_ROTATED},

@@ -55,7 +55,7 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
     if theirs is None:  # of a language model that is a part of another
         theirs = FAMILY_MODELS[family][0].text_config.base_model_tp_plan
     # Stacks, what belongs to attention itself, and layers that all ranks compute here.
-    others = (".experts", ".sinks", ".linear_attn")
+    others = (".experts", ".sinks", ".linear_attn", ".kv_a_proj_with_mqa")
     cut = {
         f"model.{name}": THEIRS[kind]
         for name, kind in theirs.items()

@@ -78,6 +78,9 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     if mixture and mixture.dense_first and isinstance(kinds, list):
         dense = next((n for n, kind in enumerate(kinds) if kind != "dense"), len(kinds))
         found.setdefault(mixture.dense_first, dense)
+    if config.get("model_type") == "minicpm3" and found.get("v_head_dim") is None:
+        heads = max(1, count_in(found, "num_attention_heads"))
+        found["v_head_dim"] = count_in(found, "hidden_size") // heads
     if config.get("model_type") == "cohere2_moe" and found.get(DENSE_WIDTH) is None:
         found[DENSE_WIDTH] = found.get("intermediate_size")
     return found

@@ -560,6 +560,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=None,
         overridable=RMS_NORM,
     ),
+    "minicpm3": replace(
+        _DEEPSEEK3,
+        models="MiniCPM3-4B",
+        defaults={
+            **{**_LATENT, "q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
+            **{"qk_rope_head_dim": 32, "tie_word_embeddings": True},
+        },
+        supported={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
+        ropes=(*FIXED_ROPES, "longrope"),
+        caches_heads=True,
+        vllm_overrides={},
+        mixture=None,
+        logit_divisor="logits_scaling",
+    ),
     "glm4_moe": _GLM4_MOE,
     "solar_open": replace(
         _GLM4_MOE,

@@ -173,7 +173,7 @@ class Family:
     language_module: str = LANGUAGE_MODULE
     # Values of config.json that vLLM needs and transformers assumes.
     vllm_overrides: Mapping[str, Json] = field(default_factory=dict)
-    logit_divisor: str = ""  # key of the divisor of logits, if any
+    logit_divisor: str = ""  # key of the divisor of logits, if any; MiniCPM3's is made of others
     logit_multiplier: str = ""
     logit_cap: str = ""  # of the logit softcap
     # Keys of config.json that a job may override, in addition to those of dropouts, windows and

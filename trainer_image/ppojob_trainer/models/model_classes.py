@@ -162,6 +162,8 @@ LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MOD
 def language_config(folder: Path | str) -> PreTrainedConfig:
     """Return the language model's configuration of a folder, without quantization or download."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if config.model_type == "minicpm3":  # whose code reads it, and the hub's folder has none
+        config.rope_parameters.setdefault("factor", 1.0)
     return language_part(unquantised(config))
 
 
