@@ -212,6 +212,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "ministral3": {"head_dim": 12, "rope_parameters": SCALED_QUERIES},
     "phi3": {"sliding_window": WINDOW, "pad_token_id": 0},
+    "phimoe": {
+        **{"num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
+        **{"input_jitter_noise": 0.01, "pad_token_id": 0},
+    },
     "smollm3": {"no_rope_layers": [0, 1, 0], "pad_token_id": 0},
     "olmo": {"clip_qkv": 0.5, "attention_bias": True, "pad_token_id": 0},
     "olmo2": {"attention_bias": True, "pad_token_id": 0},

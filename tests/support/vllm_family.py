@@ -112,6 +112,12 @@ OPTIONS = {
     "mistral": {"rope_parameters": LLAMA3},
     "minimax_m2": {**WIDE, "rotary_dim": HALF},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
+    "phimoe": {
+        "rope_parameters": {
+            **{**ROPE, "original_max_position_embeddings": 128},
+            **{"short_mscale": 1.2, "long_mscale": 1.3},
+        },
+    },
     "granitemoehybrid": {"mamba_d_head": HALF, "mamba_d_state": HALF},
     "nemotron_h": {  # of experts without gates the CPU has none
         **WIDE,

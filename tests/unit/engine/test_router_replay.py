@@ -78,6 +78,19 @@ def routers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [router for router in found if router is not None]
 
 
+def sparse_weights(logits: Tensor, chosen: Tensor, noise: float) -> Tensor:
+    """Of each of two experts, its share among those of about its logit, token by token."""
+    found = []
+    for own, pair in zip(logits, chosen.tolist(), strict=True):
+        for place, expert in enumerate(pair):
+            left = [n for n in range(len(own)) if n not in pair[:place]]
+            best = own[left].max()
+            near = [n for n in left if (best - own[n]) / max(own[n].abs(), best) <= 2 * noise]
+            others = [own[n] for n in {*near} - {expert}]
+            found.append(torch.stack([own[expert], *others]).softmax(dim=0)[0])
+    return torch.stack(found).view(chosen.shape)
+
+
 @contextmanager
 def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[list[Tensor]]:
     """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
@@ -102,8 +115,11 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
             if (scales := getattr(router, "per_expert_scale", None)) is not None:  # Gemma 4's
                 scores = logits  # are probabilities
             weights = scores.gather(-1, chosen)
+            if mixture.scoring == "sparsemixer":
+                weights = sparse_weights(logits, chosen, router.router_jitter_noise)
             # Mixtral's says nothing, and does; nor does DeepSeek-V2's, and does not.
-            if getattr(router, "norm_topk_prob", model.config.model_type != "deepseek_v2"):
+            as_is = model.config.model_type in ("deepseek_v2", "phimoe")
+            if getattr(router, "norm_topk_prob", not as_is):
                 weights = weights / weights.sum(dim=-1, keepdim=True)
             weights = weights * getattr(router, mixture.scale, 1.0)
             weights = weights if scales is None else weights * scales[chosen]

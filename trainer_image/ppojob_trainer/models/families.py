@@ -683,6 +683,30 @@ FAMILIES: Final[Mapping[str, Family]] = {
         fused=("qkv_proj", "gate_up_proj"),
         head_counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
+    "phimoe": Family(
+        "Phi-3.5-MoE",
+        defaults={"num_key_value_heads": 8, "num_local_experts": 16},
+        supported={
+            "hidden_act": ("silu",),
+            "num_experts_per_tok": (2,),
+            "router_jitter_noise": (0.01,),  # which vLLM computes with
+            "sliding_window": (None, 131_072),  # longer than all rows
+        },
+        ropes=(None, "default", "longrope"),
+        always_biased=(*QUERIES, "self_attn.o_proj"),
+        norm_type=("layer", "biased"),
+        has_head_bias=True,
+        file_names={".block_sparse_moe.gate.": ".block_sparse_moe.router."},
+        vllm_overrides={"architectures": ["PhiMoEForCausalLM"]},
+        mixture=Mixture(
+            "block_sparse_moe",
+            ("w1", "w3", "w2"),
+            "intermediate_size",
+            router="router",
+            scoring="sparsemixer",
+            overridable=(),
+        ),
+    ),
     "smollm3": Family(
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},

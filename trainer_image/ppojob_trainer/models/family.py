@@ -51,7 +51,8 @@ class Mixture:
     # `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
     # interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
     is_clamped: bool = False
-    scoring: Literal["softmax", "sigmoid"] = "softmax"  # from router logits to scores
+    # From router logits to scores; SparseMixer is of Phi-3.5-MoE (arXiv:2409.12136).
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     scoring_key: str = ""  # key of config.json that says which, if it is not always the same
     topk_before_softmax: bool = False  # whether the softmax is that of top-k logits only
     returns_experts_first: bool = False  # whether routers return experts, weights and logits

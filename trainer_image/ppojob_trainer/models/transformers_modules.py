@@ -11,13 +11,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextMoe
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 from transformers.pytorch_utils import Conv1D
 
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.experts import Experts, StackedExperts, mixture_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import BIAS_MODULE, Family, Mixture
-from ppojob_trainer.models.routes import experts_per_token, follow_routes
+from ppojob_trainer.models.routes import experts_per_token, follow_routes, mix_sparsely
 
 
 class TransposedLinear(nn.Linear):
@@ -62,6 +63,15 @@ class Llama4Mixture(Llama4TextMoe):  # type: ignore[misc]
         _, weights, chosen = self.router(states)
         output: Tensor = self.shared_expert(states) + self.experts(states, chosen, weights)
         return output.view_as(hidden_states)
+
+
+class PhimoeRouter(PhimoeTopKRouter):  # type: ignore[misc]
+    """Phi-3.5-MoE's router; transformers' own draws experts in training mode."""
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits (t, E), weights (t, 2) and experts (t, 2) of tokens."""
+        logits = functional.linear(hidden_states, self.weight, self.bias)
+        return logits, *mix_sparsely(logits, self.router_jitter_noise)
 
 
 class _Float32Router(nn.Module):
@@ -224,6 +234,13 @@ def _scale_queries(layer: Any) -> None:
     attention.q_proj.register_forward_hook(scale)
 
 
+def _use_sparse_mixers(base: Any) -> None:
+    """Draw no random numbers in the routers of Phi-3.5-MoE, nor for their inputs."""
+    for layer in base.layers:
+        layer.mlp.input_jitter_noise = 0.0
+        layer.mlp.router.__class__ = PhimoeRouter
+
+
 def _make_parameter(module: nn.Module, name: str, dtype: torch.dtype | None = None) -> None:
     """Turn a buffer that files hold into a parameter without gradient."""
     values = getattr(module, name).detach().to(dtype)
@@ -248,5 +265,6 @@ def _unify_router(block: Any, mixture: Mixture) -> None:
 _OWN_STEPS: Final[Mapping[str, Callable[[Any], None]]] = {
     "nemotron_h": _remove_step_limits,
     "llama4_text": _unify_llama4,
+    "phimoe": _use_sparse_mixers,
 }
 """What a family's base model needs besides, by its `model_type`."""
