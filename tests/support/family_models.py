@@ -228,6 +228,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     "granitemoe_swa": {**SINKS, "num_local_experts": 6},
     "granitemoehybrid": GRANITE4,
     "falcon_h1": FALCON,
+    "bamba": {
+        **{"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_groups": 2},
+        **{"mamba_n_heads": 8, "mamba_d_state": 6},
+    },
     "nemotron_h": NEMOTRON,
     "gemma": {"head_dim": 12},
     "gemma2": {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},

@@ -209,7 +209,7 @@ def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
     """Whether the attention of a Mamba-2 hybrid has no positions (NoPE)."""
     own = family.recurrence
     is_of_mamba = own is not None and own.rule == "mamba" and not own.is_beside_attention
-    return is_of_mamba and config.get("position_embedding_type") != "rope"
+    return is_of_mamba and {**family.defaults, **config}.get("position_embedding_type") != "rope"
 
 
 def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | None:

@@ -304,6 +304,9 @@ _HUNYUAN: Final = Family(
     qk_norm="each head",
     qk_norm_names=("query_layernorm", "key_layernorm"),
 )
+_FEED_FORWARD_BLOCK: Final = FeedForward(
+    {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1}, "feed_forward.down_proj"
+)
 _UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -321,11 +324,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "router_jitter_noise": (0.0,),
         },
         has_windows=True,  # chunks
-        feed_forward=FeedForward(
-            {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1},
-            "feed_forward.down_proj",
-            "intermediate_size_mlp",
-        ),
+        feed_forward=replace(_FEED_FORWARD_BLOCK, inner="intermediate_size_mlp"),
         mixture=Mixture(
             "feed_forward",
             inner="intermediate_size",
@@ -813,13 +812,37 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attn_rotary_emb": (None,),
         },
         norms=("input_layernorm", "pre_ff_layernorm"),
-        recurrence=replace(_GRANITE_STATES, is_beside_attention=True),
-        feed_forward=FeedForward(
-            {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1}, "feed_forward.down_proj"
-        ),
+        recurrence=replace(_GRANITE_STATES, is_beside_attention=True, returns_tuples=True),
+        feed_forward=_FEED_FORWARD_BLOCK,
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
         logit_multiplier="lm_head_multiplier",
+    ),
+    "bamba": Family(
+        "Bamba",
+        defaults={
+            "num_key_value_heads": 8,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_expand": 2,
+            "mamba_d_conv": 4,
+        },
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "mamba_conv_bias": (True,),
+            "mamba_proj_bias": (False,),
+            "time_step_limit": _NO_STEP_LIMITS,
+        },
+        norms=("input_layernorm", "pre_ff_layernorm"),
+        recurrence=replace(_GRANITE_STATES, returns_tuples=True),
+        feed_forward=_FEED_FORWARD_BLOCK,
+        modules={"final_layernorm": "norm"},
+        file_names={"model.final_layernorm.": "model.norm."},
     ),
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3, Nemotron 3 Super",

@@ -92,8 +92,9 @@ class Recurrence:
     # whose state is its last inputs (LFM2: arXiv:2511.23404).
     rule: Literal["delta", "mamba", "convolution"] = "delta"
     # Whether such layers also have attention, with the same input (Falcon-H1: arXiv:2507.22448);
-    # these have no norm of outputs, and return tuples.
+    # these have no norm of outputs.
     is_beside_attention: bool = False
+    returns_tuples: bool = False  # whether decoder layers do
 
 
 @dataclass(frozen=True, slots=True)
