@@ -308,13 +308,16 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     for family, options in OPTIONS.items()
 }
 AS_OTHERS = (
+    "bamba",
     "cohere2_moe",
     "granite_swa",
     "granitemoe_swa",
     "helium",
     "hy_v3",
     "laguna",
+    "minicpm3",
     "nanochat",
+    "phimoe",
 )
 """Families with layers of others in another order: some of their tests are `long`."""
 OTHER_HEADS = {("gpt2", TOKENS), ("gpt_neox", TOKENS)}
