@@ -11,11 +11,12 @@ from made_once import made_once
 from tiers import first_in_test
 
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
+from ppojob_trainer.models.layout_checks import NOT_IN_VLLM
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_family.py")
-OLD = ("llama", "qwen2", "qwen3", "qwen3_moe")
+OLD = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_IN_VLLM)
 NEW = [name for name in FAMILIES if name not in OLD]
 NEW += [*MULTIMODAL, "ernie4_5_moe of 300B", "gemma4_text of 26B"]
 DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
@@ -23,7 +24,7 @@ DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
 SHORT = (
     *("gemma3_text", "gemma4_text", "qwen3_5_text", "nemotron_h", "lfm2", "cohere2", "phi3"),
     *("deepseek_v3", "gpt_oss", "granitemoehybrid", "glm4_moe", "olmo3", "qwen3_vl"),
-    *("falcon_h1", "mistral4"),
+    *("falcon_h1", "llama4_text", "mistral4"),
 )
 """Families of `make test`, which vLLM computes most unlike others."""
 Differences = dict[str, float | str]

@@ -36,6 +36,7 @@ def dense(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -52,6 +53,8 @@ def dense(
             visible[first:end, first:end] = True
     if window is not None:
         visible &= position[:, None] < position + window
+    if chunk is not None:
+        visible &= position[:, None] // chunk == position // chunk
     key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     scores = scale * query @ key.mT
     if cap is not None:

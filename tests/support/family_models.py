@@ -138,6 +138,11 @@ NEMOTRON = {
 }
 OPTIONS: dict[str, dict[str, object]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
+    "llama4_text": {
+        **{"head_dim": 8, "num_local_experts": 6, "intermediate_size_mlp": 40},
+        **{"interleave_moe_layer_step": 2, "no_rope_layer_interval": 2},
+        **{"attention_chunk_size": WINDOW, "floor_scale": 3, "attn_scale": 0.5},
+    },
     "cwm": {"head_dim": 8, "sliding_window": WINDOW, "rope_parameters": STRETCHED},
     "arcee": {"attention_bias": True, "mlp_bias": True},
     "afmoe": {
@@ -175,6 +180,10 @@ OPTIONS: dict[str, dict[str, object]] = {
         "rope_parameters": {**SCALED_QUERIES, "rope_theta": 1e4},
     },
     "youtu": {**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
+    "minicpm3": {
+        **{**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 6},
+        **{"scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 8},
+    },
     "glm4_moe": {**CORRECTED, "use_qk_norm": True, "attention_bias": True},
     "solar_open": {**CORRECTED, "head_dim": 8, "first_k_dense_replace": 0},
     "dots1": CORRECTED,
@@ -203,6 +212,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "ministral3": {"head_dim": 12, "rope_parameters": SCALED_QUERIES},
     "phi3": {"sliding_window": WINDOW, "pad_token_id": 0},
+    "phimoe": {
+        **{"num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
+        **{"input_jitter_noise": 0.01, "pad_token_id": 0},
+    },
     "smollm3": {"no_rope_layers": [0, 1, 0], "pad_token_id": 0},
     "olmo": {"clip_qkv": 0.5, "attention_bias": True, "pad_token_id": 0},
     "olmo2": {"attention_bias": True, "pad_token_id": 0},
@@ -215,6 +228,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     "granitemoe_swa": {**SINKS, "num_local_experts": 6},
     "granitemoehybrid": GRANITE4,
     "falcon_h1": FALCON,
+    "bamba": {
+        **{"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_groups": 2},
+        **{"mamba_n_heads": 8, "mamba_d_state": 6},
+    },
     "nemotron_h": NEMOTRON,
     "gemma": {"head_dim": 12},
     "gemma2": {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
@@ -291,13 +308,16 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     for family, options in OPTIONS.items()
 }
 AS_OTHERS = (
+    "bamba",
     "cohere2_moe",
     "granite_swa",
     "granitemoe_swa",
     "helium",
     "hy_v3",
     "laguna",
+    "minicpm3",
     "nanochat",
+    "phimoe",
 )
 """Families with layers of others in another order: some of their tests are `long`."""
 OTHER_HEADS = {("gpt2", TOKENS), ("gpt_neox", TOKENS)}

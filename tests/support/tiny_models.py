@@ -177,6 +177,8 @@ def make_model(
     torch.manual_seed(seed)
     model = model_class(model_class.config_class(**{**SIZES, **changes}))
     draw_corrections(model)
+    if model.config.model_type == "phimoe":
+        model.eval()  # in training its routers draw experts
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("_proj_bias", ".sinks")):

@@ -257,7 +257,7 @@ CUT_AS_OTHERS = (
     *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo", "cwm", "arcee", "granitemoe", "cohere"),
     *("phi", "starcoder2", "glm", "jais2", "nemotron", "vaultgemma", "ministral", "olmo"),
     *("mellum", "solar_open", "dots1", "exaone_moe", "hunyuan_v1_moe", "flex_olmo"),
-    *("granite_swa", "helium"),
+    *("granite_swa", "helium", "minicpm3", "phimoe"),
 )
 KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
 """Families with biases of keys that have no gradient but for rounding."""

@@ -104,12 +104,20 @@ OPTIONS = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"), BETWEEN),
     **{key: {**WIDE, **JOINT} for key in ("gemma4_unified_text", "gemma4_text of 26B")},
     "gemma4_text": {**WIDE, "global_head_dim": 4 * HALF},
+    "llama4_text": {**WIDE, "attention_chunk_size": 2 * WINDOW, "floor_scale": WINDOW},
+    "qwen2_moe": {"decoder_sparse_step": 2},
     "cwm": {**WIDE, "bos_token_id": 1},
     "smollm3": {"sliding_window": WINDOW},
     "gpt_oss": {**WIDE, "num_key_value_heads": 2},
     "mistral": {"rope_parameters": LLAMA3},
     "minimax_m2": {**WIDE, "rotary_dim": HALF},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
+    "phimoe": {
+        "rope_parameters": {
+            **{**ROPE, "original_max_position_embeddings": 128},
+            **{"short_mscale": 1.2, "long_mscale": 1.3},
+        },
+    },
     "granitemoehybrid": {"mamba_d_head": HALF, "mamba_d_state": HALF},
     "nemotron_h": {  # of experts without gates the CPU has none
         **WIDE,
@@ -123,6 +131,14 @@ OPTIONS = {
     },
     "laguna": {**WIDE, "num_attention_heads_per_layer": [2, 4, 2]},
     "mistral4": {"qk_nope_head_dim": HALF, "qk_rope_head_dim": HALF},
+    "minicpm3": {
+        **{"qk_nope_head_dim": HALF, "qk_rope_head_dim": HALF},
+        "rope_parameters": {
+            **{**ROPE, "original_max_position_embeddings": 256},
+            **{"short_factor": ROPE["short_factor"][: HALF // 2], "long_factor": [2.0] * 8},
+            "factor": 1.0,
+        },
+    },
     "hunyuan_v1_moe": {**WIDE, "moe_intermediate_size": [64] * 2},
     "olmoe": {"tie_word_embeddings": True},
     "glm4v": {"rope_parameters": HALF_ROTATED},

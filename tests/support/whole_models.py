@@ -9,7 +9,7 @@ from seeing_models import whole_class
 from tiny_models import CONVOLUTIONS, NAMES, SIZES, TWO_LAYERS, write_model
 from transformers import PreTrainedModel
 
-WHOLES = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "internvl", "lfm2_vl")
+WHOLES = ("llama4", "gemma3", "gemma4", "gemma4_unified", "mistral3", "internvl", "lfm2_vl")
 WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio")
 
 
@@ -22,7 +22,12 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     tower |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
     more: dict[str, object] = {}
-    if name == "gemma3":
+    if name == "llama4":
+        text = {"head_dim": 8, "num_local_experts": 6, "intermediate_size_mlp": 40, **text}
+        text = {"interleave_moe_layer_step": 2, **text}
+        tower |= {"intermediate_size": 64, "vision_output_dim": 16}
+        tower |= {"projector_input_dim": 16, "projector_output_dim": 16}
+    elif name == "gemma3":
         text, more = {"head_dim": 8, **text}, {"mm_tokens_per_image": 4}
     elif name == "gemma4":
         told = {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 128}

@@ -40,10 +40,12 @@ def inputs(spans, dtype=torch.float64):
     return [x.bfloat16().to(dtype).requires_grad_() for x in drawn]
 
 
-def packed(spans, *tensors, tile_scores=TILE_SCORES, stream=0, **options):
+def packed(spans, *tensors, tile_scores=TILE_SCORES, stream=0, chunk=None, **options):
+    module = torch.nn.Module()
+    module.attention_chunk = chunk
     cut = {"tile_scores": tile_scores, "stream": stream}
     options |= {"attention_plans": AttentionPlans(spans, torch.device("cpu"), **cut)}
-    return attend_packed(torch.nn.Module(), *tensors, None, scaling=SCALE, **options)[0]
+    return attend_packed(module, *tensors, None, scaling=SCALE, **options)[0]
 
 
 def with_gradients(out, tensors):
@@ -88,6 +90,15 @@ def test_sinks_take_a_part_of_each_query(spans, tile_scores, window):
     tensors = [*inputs(spans), sinks.requires_grad_()]
     ours = packed(spans, *tensors[:3], tile_scores=tile_scores, sliding_window=window, s_aux=sinks)
     theirs = dense(spans, *tensors[:3], scale=SCALE, window=window, sinks=sinks)
+    torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 50])
+@pytest.mark.parametrize(("tile_scores", "spans"), [(2**21, SPANS), *product([700, 2**21], [LONG])])
+def test_tokens_see_their_own_chunk_alone(spans, tile_scores, chunk):
+    tensors = inputs(spans)
+    ours = packed(spans, *tensors, tile_scores=tile_scores, chunk=chunk)
+    theirs = dense(spans, *tensors, scale=SCALE, chunk=chunk)
     torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
 
 

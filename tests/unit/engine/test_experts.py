@@ -30,6 +30,8 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=5))
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("qwen3_moe", {"num_experts_per_tok": 6}),
         ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
+        ("ernie4_5_moe", {"moe_layer_interval": 2, "num_hidden_layers": 4}),
+        ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 4}),
     ],
 )
 def test_packed_rows_have_the_numbers_of_rows_by_themselves(make_rows, tmp_path, family, changes):

@@ -12,7 +12,7 @@ UNTILED = {
     *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "minimax_m2"),
     *("opt", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next", "qwen3_vl_moe"),
     *("qwen3_omni_moe_thinker", "mellum", "solar_open"),
-    *("flex_olmo", "hunyuan_v1_moe", "granitemoe_swa"),
+    *("flex_olmo", "hunyuan_v1_moe", "granitemoe_swa", "phimoe"),
 }
 """Families without a layer that has a plain block by itself."""
 

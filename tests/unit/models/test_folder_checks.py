@@ -37,7 +37,7 @@ def maker(model_class, **options):
 ERNIE = FAMILY_MODELS["ernie4_5_moe"]
 NO_DEFAULTS = (
     *("deepseek_v2", "dots1", "hunyuan_v1_dense", "granitemoehybrid", "granitemoeshared"),
-    *("hunyuan_v1_moe", "lfm2_moe", "ministral", "helium"),
+    *("hunyuan_v1_moe", "lfm2_moe", "ministral", "helium", "phimoe", "bamba"),
 )
 """Families whose defaults are no model beside other sizes."""
 MODELS = {

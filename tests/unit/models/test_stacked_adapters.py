@@ -60,7 +60,8 @@ def change_by_rule(theirs, matrices, scale):
         module = theirs.get_submodule(layer.removesuffix(".base_layer"))
         a = a.reshape(EXPERTS, -1, a.shape[-1])
         b = b.reshape(b.shape[0], -1, EXPERTS)
-        rule = "o r e, e r i -> e i o" if module.is_transposed else "o r e, e r i -> e o i"
+        is_transposed = getattr(module, "is_transposed", True)  # Llama 4's does not say it
+        rule = "o r e, e r i -> e i o" if is_transposed else "o r e, e r i -> e o i"
         getattr(module, stack).add_(scale * torch.einsum(rule, b, a))
 
 

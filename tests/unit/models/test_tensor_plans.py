@@ -44,7 +44,7 @@ OF_LATENTS = {"q_proj": COLWISE, "q_b_proj": COLWISE, "kv_b_proj": COLWISE, "o_p
 
 
 DENSE = [name for name, one in FAMILIES.items() if not one.mixture or name == "gemma4_text"]
-NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron", "falcon_h1")
+NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron", "falcon_h1", "bamba")
 """Of transformers."""
 MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and one.mixture.block]
 
@@ -55,7 +55,7 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
     if theirs is None:  # of a language model that is a part of another
         theirs = FAMILY_MODELS[family][0].text_config.base_model_tp_plan
     # Stacks, what belongs to attention itself, and layers that all ranks compute here.
-    others = (".experts", ".sinks", ".linear_attn")
+    others = (".experts", ".sinks", ".linear_attn", ".kv_a_proj_with_mqa")
     cut = {
         f"model.{name}": THEIRS[kind]
         for name, kind in theirs.items()
@@ -193,6 +193,8 @@ LAYOUTS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str, Told]]] = {
             ("vllm", "phi", TIED, CONFLICT),
             ("huggingface", "phi", TIED, None),
             ("vllm", "mistral", {}, None),
+            ("vllm", "bamba", {"mamba_n_heads": 8}, CONFLICT),
+            ("huggingface", "bamba", {"mamba_n_heads": 8}, None),
             ("vllm", "lfm2", {**CONVOLUTIONS, **TIED}, None),
             ("vllm", "lfm2", {**CONVOLUTIONS, **UNTIED}, CONFLICT),
             ("huggingface", "lfm2", {**CONVOLUTIONS, **UNTIED}, None),
@@ -216,6 +218,7 @@ LAYOUTS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str, Told]]] = {
             ({"model_type": "qwen2", **TIED}, None),
             ({"model_type": "laguna", **SHARED, "head_dim": 8}, CONFLICT),  # a bias is dropped
             ({"model_type": "mistral4", **SHARED}, CONFLICT),
+            ({"model_type": "bamba", "mamba_n_heads": 8}, CONFLICT),
         )
     ],
     "kernels for latents": [

@@ -34,7 +34,8 @@ MAY_TIE = [name for name in WHOLES if name != "qwen2_audio"]
 
 
 def is_of_text(name: str) -> bool:
-    return ".language_model." in name or ".text_model." in name or name.startswith("lm_head.")
+    own = (".language_model.", ".text_model.", ".lm_head.")
+    return any(one in f".{name}" for one in own)
 
 
 def test_every_whole_has_a_model() -> None:
@@ -54,7 +55,8 @@ def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) 
     ids = torch.randint(3, 50, (2, 12))
     with torch.no_grad():
         said, expected = (one(input_ids=ids).logits for one in (model, whole))
-    torch.testing.assert_close(said, expected, rtol=0, atol=0)
+    # Of Llama 4 transformers computes all experts, and sums up the ones without weights.
+    torch.testing.assert_close(said, expected, rtol=0, atol=1e-6 if name == "llama4" else 0)
     streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
     assert list(streamed) == list(named)
 
@@ -122,7 +124,8 @@ def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: boo
     for at, weight in loaded.named_parameters():
         learnt = 0.5 if is_of_text(at) else 0.0
         if has_adapters:
-            own = re.sub(r"^model\.(language|text)_model\.", "model.", at)
+            parts = r"^(model\.language_model|model\.text_model|language_model\.model)\."
+            own = re.sub(parts, "model.", at)
             learnt = 2.0 if own in kept["adapters"] else 0.0
         assert torch.equal(weight, values[at] + learnt), at
     report = check_model_folder(target)

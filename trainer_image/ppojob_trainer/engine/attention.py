@@ -33,7 +33,7 @@ from ppojob_trainer.engine.long_rows import (
     differentiate_long_rows,
     scaled_bmm,
 )
-from ppojob_trainer.engine.packed_rows import Span
+from ppojob_trainer.engine.packed_rows import Span, in_chunks
 from ppojob_trainer.engine.state_spaces import bind_keywords, use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
 from ppojob_trainer.models.families import FAMILIES
@@ -153,6 +153,18 @@ class AttentionPlans:
         self._made: dict[tuple[int | None, int, int, bool], AttentionPlan] = {}
         self._chunks: dict[int, ChunkPlan] = {}
         self._neighbours: dict[int, Tensor] = {}
+        self._in_chunks: dict[int, AttentionPlans] = {}
+
+    def in_chunks(self, size: int | None) -> "AttentionPlans":
+        """Return the plans of chunked attention; those of whole rows for None."""
+        if size is None or size >= self._longest:
+            return self
+        if size not in self._in_chunks:
+            spans = tuple(in_chunks(self._spans, size))
+            self._in_chunks[size] = AttentionPlans(
+                spans, self._device, ahead_in_windows=self._ahead_in_windows, **self._options
+            )
+        return self._in_chunks[size]
 
     def is_bidirectional(self, window: int | None) -> bool:
         """Return whether layers with this window have bidirectional spans (images)."""
@@ -399,9 +411,10 @@ def attend_packed(
 
     Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D) of this rank's tokens,
     after RoPE; `s_aux` (H,) are the attention sinks. Plans cover all tokens; `attention_plans` and
-    `sequence_ranks` are keyword arguments of the model's forward. Returns (1, t, H, V), and None
-    for attention weights.
+    `sequence_ranks` are keyword arguments of the model's forward; `module.attention_chunk` is the
+    size of Llama 4's chunks. Returns (1, t, H, V), and None for attention weights.
     """
+    attention_plans = attention_plans.in_chunks(getattr(module, "attention_chunk", None))
     width = value.shape[-1]
     if width < query.shape[-1]:  # of MLA: pad values to D
         value = F.pad(value, (0, query.shape[-1] - width))

@@ -7,7 +7,7 @@ positions from 0. Tokens of a context after the predictor of its last trained to
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
 
@@ -29,6 +29,20 @@ class Span:
     prefix_length: int = 0  # 0 without a prompt
     # [first, end) of bidirectional runs of packed tokens, such as images
     bidirectional: tuple[tuple[int, int], ...] = ()
+
+
+def in_chunks(spans: Sequence[Span], size: int) -> Iterator[Span]:
+    """Cut spans of text where a chunk of `size` tokens of their context ends.
+
+    A token attends to its own chunk alone (Llama 4's chunked attention).
+    """
+    for span in spans:
+        prefix, end = span.prefix_length, span.prefix_length + span.length
+        for begin in range(prefix - prefix % size, end, size):
+            first, before = max(begin, prefix), max(0, prefix - begin)
+            length = min(begin + size, end) - first
+            start, prefix_start = span.start + first - prefix, span.prefix_start + begin
+            yield Span(start, length, prefix_start if before else 0, before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ppojob_trainer.models.hybrid_layers import (
 from ppojob_trainer.models.mixtures import (
     STACKS,
     WIDTHS,
+    dense_layers,
     expert_tensors,
     experts_key,
     layers_beside_experts,
@@ -92,7 +93,7 @@ class Sizes:
     experts: int = 0  # of each MoE layer; 0 of dense models, of the same family too
     shared: int = 0  # intermediate width of the shared expert; 0 without one
     latent: int = 0  # width that experts read and write, if it is not `hidden`; else 0
-    dense_layers: int = 0  # dense layers of an MoE model, the first ones
+    dense_layers: frozenset[int] = frozenset()  # numbers of the dense layers of an MoE model
     plain: int = 0  # intermediate width of dense blocks in an MoE model; 0 without any
     has_qk_norm: bool = False
     types: tuple[str, ...] = ()  # of models with one block per layer: its type in each layer
@@ -133,7 +134,7 @@ class Sizes:
         """Whether a layer has MoE experts."""
         if self.types:
             return self.types[layer] == EXPERTS
-        return self.experts > 0 and layer >= self.dense_layers
+        return self.experts > 0 and layer not in self.dense_layers
 
     def has_dense(self, layer: int) -> bool:
         """Whether a layer has a dense feed-forward block."""
@@ -186,7 +187,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         return required
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     shared_keys = mixture.shared_inner if mixture else ()
-    dense_layers = count_in(config, mixture.dense_first) if mixture else 0
+    dense = dense_layers(config, mixture) if mixture else frozenset[int]()
     key_heads = count_in(config, "num_key_value_heads") or heads
     head_size = count_in(config, "head_dim") or hidden // heads
     mla = None
@@ -198,7 +199,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if recurrence:
         recurrent = recurrent_numbers(config, types, required["num_hidden_layers"])
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
-    has_dense = dense_layers > 0 or feed_forward is not None
+    has_dense = bool(dense) or feed_forward is not None
     may_tie = True in family.supported.get("tie_word_embeddings", (True,))
     return Sizes(
         model_type=model_type,
@@ -214,7 +215,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         experts=required[experts_key(config)] if mixture else 0,
         shared=prod(required[key] for key in shared_keys) if shared_keys else 0,
         latent=count_in(config, mixture.latent) if mixture else 0,
-        dense_layers=dense_layers,
+        dense_layers=dense,
         plain=required[plain] if mixture and has_dense else 0,
         has_qk_norm=family.qk_norm != "none"
         and (not family.qk_norm_key or config.get(family.qk_norm_key) is True),

@@ -196,7 +196,8 @@ def overridable_keys(config: Mapping[str, Json]) -> list[str]:
     """Return the keys that a job may override for a model of a known family."""
     family = FAMILIES[str(config["model_type"])]
     keys = [*family.overridable, *(key for key in family.dropouts if key not in _SET_BY)]
-    keys += filter(None, (family.logit_divisor, family.logit_multiplier, family.logit_cap))
+    if config["model_type"] != "minicpm3":  # whose divisor is no key
+        keys += filter(None, (family.logit_divisor, family.logit_multiplier, family.logit_cap))
     if family.has_windows and isinstance(config.get(_WINDOW), int):
         keys.append(_WINDOW)
     if (mixture := mixture_in(config)) is not None:
@@ -208,7 +209,7 @@ def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
     """Whether the attention of a Mamba-2 hybrid has no positions (NoPE)."""
     own = family.recurrence
     is_of_mamba = own is not None and own.rule == "mamba" and not own.is_beside_attention
-    return is_of_mamba and config.get("position_embedding_type") != "rope"
+    return is_of_mamba and {**family.defaults, **config}.get("position_embedding_type") != "rope"
 
 
 def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | None:

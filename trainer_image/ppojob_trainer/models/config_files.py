@@ -11,7 +11,7 @@ from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
-from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE
+from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE, Multimodal
 from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 
@@ -78,6 +78,9 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     if mixture and mixture.dense_first and isinstance(kinds, list):
         dense = next((n for n, kind in enumerate(kinds) if kind != "dense"), len(kinds))
         found.setdefault(mixture.dense_first, dense)
+    if config.get("model_type") == "minicpm3" and found.get("v_head_dim") is None:
+        heads = max(1, count_in(found, "num_attention_heads"))
+        found["v_head_dim"] = count_in(found, "hidden_size") // heads
     if config.get("model_type") == "cohere2_moe" and found.get(DENSE_WIDTH) is None:
         found[DENSE_WIDTH] = found.get("intermediate_size")
     return found
@@ -111,6 +114,8 @@ def layers_name(config: Mapping[str, Json]) -> str:
         return file_name(f"{LAYERS}.", kind).rstrip(".")
     whole = MULTIMODAL.get(kind) or FAMILIES.get(kind)
     part = f"model.{whole.language_module if whole else LANGUAGE_MODULE}".rstrip(".")
+    if isinstance(whole, Multimodal) and whole.has_causal_module:
+        part = f"{whole.language_module}.model"
     return f"thinker.{part}.layers" if THINKER in config else f"{part}.layers"
 
 

@@ -142,14 +142,17 @@ class StackedExperts(nn.Module):
         super().__init__()
         for name, parameter in stacked.named_parameters(recurse=False):
             matrix = parameter.detach()
-            if not (mixture.is_clamped or mixture.is_out_first):  # transformers transposes them
-                matrix = matrix.mT.contiguous()
+            if not (mixture.is_clamped or mixture.is_out_first or mixture.weighs_inputs):
+                matrix = matrix.mT.contiguous()  # which transformers transposes
             setattr(self, name, nn.Parameter(matrix))
         self._is_clamped, self.is_out_first = mixture.is_clamped, mixture.is_out_first
+        self._weighs_inputs = mixture.weighs_inputs
         self._activation = functional.silu if mixture.is_clamped else stacked.act_fn
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Experts.forward`."""
+        """See `Experts.forward`; with weighed inputs k is 1."""
+        if self._weighs_inputs:
+            states, weights = states * weights, torch.ones_like(weights)
         dispatch = ExpertDispatch(chosen, len(self.down_proj), self.expert_ranks)
         inner = self.product(dispatch.rows(states), dispatch, "gate_up_proj")
         gate, up = inner.chunk(2, dim=-1)

@@ -304,10 +304,40 @@ _HUNYUAN: Final = Family(
     qk_norm="each head",
     qk_norm_names=("query_layernorm", "key_layernorm"),
 )
+_FEED_FORWARD_BLOCK: Final = FeedForward(
+    {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1}, "feed_forward.down_proj"
+)
 _UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**ATTENTION_BIASES, **_FEED_FORWARD}),
+    "llama4_text": Family(
+        "Llama 4 (text)",
+        defaults={
+            **{"head_dim": 128, "num_key_value_heads": 8, "interleave_moe_layer_step": 1},
+            **{"num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16_384},
+        },
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "num_experts_per_tok": (1,),
+            "router_jitter_noise": (0.0,),
+        },
+        has_windows=True,  # chunks
+        feed_forward=replace(_FEED_FORWARD_BLOCK, inner="intermediate_size_mlp"),
+        mixture=Mixture(
+            "feed_forward",
+            inner="intermediate_size",
+            shared="shared_expert",
+            shared_inner=("intermediate_size",),
+            interval="interleave_moe_layer_step",
+            router="router",
+            is_stacked=True,
+            scoring="sigmoid",
+            weighs_inputs=True,
+            overridable=(),
+        ),
+    ),
     "cwm": Family(
         "CWM",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
@@ -378,11 +408,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
-        defaults={"num_key_value_heads": 4},
-        supported=_EXPERTS_EVERYWHERE,
+        defaults={"num_key_value_heads": 4, "decoder_sparse_step": 1},
+        supported={"hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         qk_norm="each head",
-        mixture=Mixture(),
+        mixture=Mixture(interval="decoder_sparse_step"),
     ),
     "laguna": Family(
         "Laguna XS.2, M.1",
@@ -425,10 +455,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_moe": Family(
         "Qwen1.5-MoE, Qwen2 MoE",
-        defaults={"num_key_value_heads": 16},
-        supported={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
+        defaults={"num_key_value_heads": 16, "decoder_sparse_step": 1},
+        supported={"hidden_act": ("silu",), "qkv_bias": (True,)},
         always_biased=QUERIES,
-        mixture=_WITH_SHARED,
+        mixture=replace(_WITH_SHARED, interval="decoder_sparse_step"),
     ),
     "mixtral": Family(
         "Mixtral",
@@ -528,6 +558,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
         vllm_overrides={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
         overridable=RMS_NORM,
+    ),
+    "minicpm3": replace(
+        _DEEPSEEK3,
+        models="MiniCPM3-4B",
+        defaults={
+            **{**_LATENT, "q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
+            **{"qk_rope_head_dim": 32, "tie_word_embeddings": True},
+        },
+        supported={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
+        ropes=(*FIXED_ROPES, "longrope"),
+        caches_heads=True,
+        vllm_overrides={},
+        mixture=None,
+        logit_divisor="logits_scaling",
     ),
     "glm4_moe": _GLM4_MOE,
     "solar_open": replace(
@@ -638,6 +682,30 @@ FAMILIES: Final[Mapping[str, Family]] = {
         fused=("qkv_proj", "gate_up_proj"),
         head_counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
+    "phimoe": Family(
+        "Phi-3.5-MoE",
+        defaults={"num_key_value_heads": 8, "num_local_experts": 16},
+        supported={
+            "hidden_act": ("silu",),
+            "num_experts_per_tok": (2,),
+            "router_jitter_noise": (0.01,),  # which vLLM computes with
+            "sliding_window": (None, 131_072),  # longer than all rows
+        },
+        ropes=(None, "default", "longrope"),
+        always_biased=(*QUERIES, "self_attn.o_proj"),
+        norm_type=("layer", "biased"),
+        has_head_bias=True,
+        file_names={".block_sparse_moe.gate.": ".block_sparse_moe.router."},
+        vllm_overrides={"architectures": ["PhiMoEForCausalLM"]},
+        mixture=Mixture(
+            "block_sparse_moe",
+            ("w1", "w3", "w2"),
+            "intermediate_size",
+            router="router",
+            scoring="sparsemixer",
+            overridable=(),
+        ),
+    ),
     "smollm3": Family(
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
@@ -744,13 +812,37 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attn_rotary_emb": (None,),
         },
         norms=("input_layernorm", "pre_ff_layernorm"),
-        recurrence=replace(_GRANITE_STATES, is_beside_attention=True),
-        feed_forward=FeedForward(
-            {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1}, "feed_forward.down_proj"
-        ),
+        recurrence=replace(_GRANITE_STATES, is_beside_attention=True, returns_tuples=True),
+        feed_forward=_FEED_FORWARD_BLOCK,
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
         logit_multiplier="lm_head_multiplier",
+    ),
+    "bamba": Family(
+        "Bamba",
+        defaults={
+            "num_key_value_heads": 8,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_expand": 2,
+            "mamba_d_conv": 4,
+        },
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "mamba_conv_bias": (True,),
+            "mamba_proj_bias": (False,),
+            "time_step_limit": _NO_STEP_LIMITS,
+        },
+        norms=("input_layernorm", "pre_ff_layernorm"),
+        recurrence=replace(_GRANITE_STATES, returns_tuples=True),
+        feed_forward=_FEED_FORWARD_BLOCK,
+        modules={"final_layernorm": "norm"},
+        file_names={"model.final_layernorm.": "model.norm."},
     ),
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3, Nemotron 3 Super",
@@ -970,14 +1062,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={
             "num_key_value_heads": 4,
             "tie_word_embeddings": True,
-            "moe_layer_start_index": 1,
+            **{"moe_layer_start_index": 1, "moe_layer_interval": 1},
         },
-        supported={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
+        supported={"hidden_act": ("silu",), "use_bias": (False,)},
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
             may_share_none=True,
             dense_first="moe_layer_start_index",
+            interval="moe_layer_interval",
             selection_bias=f"{BIAS_MODULE}.{CORRECTION}",
             overridable=("moe_k",),
         ),
@@ -1196,6 +1289,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 MULTIMODAL: Final[Mapping[str, Multimodal]] = {
     "idefics3": Multimodal("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
     "smolvlm": Multimodal("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
+    "llama4": Multimodal("Llama 4 Scout and Maverick", "llama4_text", has_causal_module=True),
     "gemma3": Multimodal("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
     "gemma4": Multimodal("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
     "gemma4_unified": Multimodal("Gemma 4 12B", "gemma4_unified_text"),

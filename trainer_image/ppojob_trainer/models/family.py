@@ -40,6 +40,7 @@ class Mixture:
     may_share_none: bool = False
     shared_gate: str = ""  # the layer that gates the shared expert, if there is one
     dense_first: str = ""  # key of the number of first layers, dense, of `intermediate_size`
+    interval: str = ""  # key of n: of n layers the last has experts, the others are dense
     router: str = "gate"
     router_weight: str = "weight"  # the router's matrix, by its name in it
     # Whether files stack the experts: `gate_up_proj` (e, h, 2 i) and `down_proj` (e, i, h),
@@ -50,7 +51,8 @@ class Mixture:
     # `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
     # interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
     is_clamped: bool = False
-    scoring: Literal["softmax", "sigmoid"] = "softmax"  # from router logits to scores
+    # From router logits to scores; SparseMixer is of Phi-3.5-MoE (arXiv:2409.12136).
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     scoring_key: str = ""  # key of config.json that says which, if it is not always the same
     topk_before_softmax: bool = False  # whether the softmax is that of top-k logits only
     returns_experts_first: bool = False  # whether routers return experts, weights and logits
@@ -58,6 +60,8 @@ class Mixture:
     selection_bias: str = ""
     scale: str = "routed_scaling_factor"  # router attribute: factor of the experts' weights
     weight_epsilon: float = 1e-20  # of the sum by which routers normalize these weights
+    # Whether the weight of a token's only expert scales its input, not its output (Llama 4).
+    weighs_inputs: bool = False
     # Key of the width that experts read and write (Nemotron 3 Super); empty or absent: hidden.
     latent: str = ""
     enabled_by: str = ""  # key that says whether layers have experts; empty: they do
@@ -88,8 +92,9 @@ class Recurrence:
     # whose state is its last inputs (LFM2: arXiv:2511.23404).
     rule: Literal["delta", "mamba", "convolution"] = "delta"
     # Whether such layers also have attention, with the same input (Falcon-H1: arXiv:2507.22448);
-    # these have no norm of outputs, and return tuples.
+    # these have no norm of outputs.
     is_beside_attention: bool = False
+    returns_tuples: bool = False  # whether decoder layers do
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ class Family:
     language_module: str = LANGUAGE_MODULE
     # Values of config.json that vLLM needs and transformers assumes.
     vllm_overrides: Mapping[str, Json] = field(default_factory=dict)
-    logit_divisor: str = ""  # key of the divisor of logits, if any
+    logit_divisor: str = ""  # key of the divisor of logits, if any; MiniCPM3's is made of others
     logit_multiplier: str = ""
     logit_cap: str = ""  # of the logit softcap
     # Keys of config.json that a job may override, in addition to those of dropouts, windows and
@@ -190,3 +195,4 @@ class Multimodal:
     models: str  # names of such models, for people
     text: str  # model type of the language model if config.json does not say it
     language_module: str = LANGUAGE_MODULE  # transformers' name of the language model in it
+    has_causal_module: bool = False  # whether that has the output layer too

@@ -232,7 +232,8 @@ def context_tokens(config: Mapping[str, Json]) -> int | None:
     for _, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name in _BY_LENGTH:
-            positions = config.get("original_max_position_embeddings", _PHI3_POSITIONS)
+            within = rope.get("original_max_position_embeddings", _PHI3_POSITIONS)
+            positions = config.get("original_max_position_embeddings", within)
             return positions if isinstance(positions, int) else None
         if name not in _WHOLE_LENGTH:
             return None

@@ -32,6 +32,9 @@ def layer_types(config: Mapping[str, Json]) -> list[str] | None:
             return [_HUB_NAMES.get(str(one), str(one)) for one in types]
     if isinstance(pattern := config.get(PATTERN), str):
         return [_LETTERS.get(letter, letter) for letter in pattern]
+    if isinstance(full := config.get("attn_layer_indices"), list):  # of Bamba
+        layers = range(min(count_in(config, "num_hidden_layers"), 10_000))
+        return [ATTENTION if n in full else RECURRENT for n in layers]
     return None
 
 

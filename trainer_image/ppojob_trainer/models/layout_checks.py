@@ -39,7 +39,7 @@ NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v",
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
 """Model types whose key heads vLLM cannot replicate over the ranks of an engine."""
 
-PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm", "youtu"})
+PLAIN_IN_VLLM: Final = frozenset({"gpt2", "minicpm3", "stablelm", "youtu"})
 """Model types whose vLLM class supports no LoRA, or ignores some adapters."""
 
 OWN_HEADS: Final = frozenset(
@@ -56,9 +56,14 @@ Engines are sent one; a server would use uninitialized weights.
 ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "cohere2_moe", "gemma2", "lfm2", "lfm2_moe"})
 """Model types whose output layer vLLM always ties, whatever config.json says."""
 
+NOT_IN_VLLM: Final = frozenset({"bamba"})
+"""Model types that vLLM has no class for."""
+
 NOT_SERVED: Final = {
+    **dict.fromkeys(NOT_IN_VLLM, "has no class for it"),
     "laguna": "does not read the bias of its routers",
     "mistral4": "has no kernel for its latents",
+    "phimoe": "does not add the bias of its output layer",
 }
 """Model types that a server of vLLM does not compute, and why; engines do, as they are told."""
 
@@ -324,6 +329,9 @@ def _is_untied_there(sizes: Sizes) -> bool:
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     model = f"model of {sizes.model_type}"
+    if sizes.model_type in NOT_IN_VLLM:
+        yield _not_vllm(f"vLLM has no class for a {model}")
+        return
     if _is_untied_there(sizes):
         yield _not_vllm(f"vLLM {_TIES} in a {model} without tie_word_embeddings")
     if sizes.is_tied and FAMILIES[sizes.model_type].has_head_bias:

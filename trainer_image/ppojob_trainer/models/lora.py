@@ -256,7 +256,7 @@ def add_adapters(
     router = mixture and f".{mixture.within(mixture.router)}."
     for name, layer in base.layers.named_modules():
         is_expert = isinstance(layer, Matrix) and lora.experts
-        is_linear = isinstance(layer, nn.Linear) and not (router and router in name)
+        is_linear = isinstance(layer, nn.Linear) and not (router and router in f"{name}.")
         if (is_linear or is_expert) and lora.adapts(name):
             _add_adapter(layer, "weight", lora)
         elif isinstance(layer, Experts) and lora.experts:

@@ -14,6 +14,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, Mixture
 from ppojob_trainer.models.hybrid_layers import EXPERTS, layer_types
+from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason
 
 STACKS: Final = ("gate_up_proj", "down_proj")
@@ -74,6 +75,15 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     return None if is_plain else mixture
 
 
+def dense_layers(config: Mapping[str, Json], mixture: Mixture) -> frozenset[int]:
+    """Return the numbers of an MoE model's layers that have a dense block in place of experts."""
+    first, interval = count_in(config, mixture.dense_first), count_in(config, mixture.interval) or 1
+    named = config.get("mlp_only_layers") if mixture.interval else None
+    named = named if isinstance(named, list) else []
+    layers = range(min(count_in(config, "num_hidden_layers"), _COUNTS.stop))
+    return frozenset(n for n in layers if n < first or (n + 1) % interval or n in named)
+
+
 def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
     """Return the required feed-forward sizes in config.json, and their allowed ranges."""
     family = FAMILIES[str(config["model_type"])]
@@ -81,10 +91,12 @@ def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
     inner = "intermediate_size" if own is None else own.inner
     if mixture is None:
         return {inner: WIDTHS}
-    plain = (inner,) if mixture.dense_first or own else ()
+    plain = (inner,) if own or dense_layers(config, mixture) else ()
     widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), WIDTHS)
     if mixture.may_share_none:
         widths[(*plain, *mixture.shared_inner)[-1]] = range(WIDTHS.stop)
+    if mixture.interval:
+        widths[mixture.interval] = _COUNTS
     return {experts_key(config): _COUNTS, **widths}
 
 

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Glm4Config,
     Glm4MoeConfig,
+    Llama4ForCausalLM,
     Mistral4Config,
     Mistral4ForCausalLM,
     PreTrainedConfig,
@@ -64,6 +65,8 @@ AutoConfig.register(MiMoConfig.model_type, MiMoConfig, exist_ok=True)
 AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)
 # transformers has it as a part of multimodal models alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+# Its own is no module of it.
+Llama4ForCausalLM.base_model_prefix = "model"
 
 
 class _LanguageModel:
@@ -159,6 +162,8 @@ LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MOD
 def language_config(folder: Path | str) -> PreTrainedConfig:
     """Return the language model's configuration of a folder, without quantization or download."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if config.model_type == "minicpm3":  # whose code reads it, and the hub's folder has none
+        config.rope_parameters.setdefault("factor", 1.0)
     return language_part(unquantised(config))
 
 

@@ -45,8 +45,8 @@ class TuplePassThrough(PassThrough):
     """The same in place of a layer that returns a tuple."""
 
     def forward(self, hidden_states: Tensor, *_args: object, **_options: object) -> Any:
-        """Return the hidden states unchanged, in a tuple."""
-        return (hidden_states,)
+        """Return the hidden states unchanged, and no attention weights."""
+        return hidden_states, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     tied = {name for name, head in heads.items() if getattr(head, "weight", None) is embedding}
     own = layers_of(ranks.number, range(ranks.size), layers)
     recurrence = FAMILIES[base.config.model_type].recurrence
-    has_tuples = recurrence is not None and recurrence.is_beside_attention
+    has_tuples = recurrence is not None and recurrence.returns_tuples
     for layer in range(layers):
         if layer not in own:
             base.layers[layer] = TuplePassThrough() if has_tuples else PassThrough()

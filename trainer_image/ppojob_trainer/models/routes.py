@@ -78,6 +78,8 @@ class Routes:
 
 def _weights_of(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Tensor:
     """Return the weights of given experts by the router's formula."""
+    if mixture.scoring == "sparsemixer":
+        return mix_sparsely(logits, router.router_jitter_noise, chosen)[0]
     if mixture.scoring == "sigmoid":
         weights = logits.float().sigmoid().gather(-1, chosen)
         if getattr(router, "norm_topk_prob", True):  # MiniMax's always normalizes
@@ -93,6 +95,27 @@ def _weights_of(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -
     if scale is not None:
         return weights * float(scale)
     return weights * router.per_expert_scale[chosen] if mixture.has_scales else weights
+
+
+def mix_sparsely(
+    logits: Tensor, noise: float, given: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return weights (t, 2) of two experts, and these: the best ones of logits (t, E), or `given`.
+
+    SparseMixer (Liu et al. 2024, arXiv:2409.12136) in inference, without random choices: a weight
+    is the softmax over the experts left whose logit is at most `2 noise` from the best, by share.
+    """
+    weights, experts, left = [], [], logits
+    for place in range(2):
+        best, expert = left.max(dim=-1, keepdim=True)
+        expert = expert if given is None else given[:, place : place + 1]
+        distance = (best - logits) / logits.abs().maximum(best)
+        is_far = (distance > 2.0 * noise).scatter(-1, expert, value=False)
+        shares = left.masked_fill(is_far, -torch.inf).softmax(dim=-1)
+        weights.append(shares.gather(-1, expert))
+        experts.append(expert)
+        left = left.scatter(-1, expert, -torch.inf)
+    return torch.cat(weights, dim=-1), torch.cat(experts, dim=-1)
 
 
 def experts_per_token(config: Any) -> int:

@@ -106,7 +106,8 @@ def plan_of(family: Family) -> dict[str, Style]:
         plan |= _feed_forward(family)
     if family.positions:
         plan[f"model.{family.positions[0]}"] = REPLICATED
-    if mixture and (mixture.dense_first or family.has_one_block):  # all-reduced like MoE blocks
+    has_dense = mixture and (mixture.dense_first or mixture.interval or family.has_one_block)
+    if has_dense:  # all-reduced like MoE blocks
         plan |= _feed_forward(family) | {f"model.layers.*.{family.dense_out}": ROWWISE_PARTIAL}
     if mixture and family.has_one_block:
         plan[f"model.layers.*.{family.attention}.{family.attention_out}"] = ROWWISE_PARTIAL

@@ -3,20 +3,22 @@
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextMoe
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 from transformers.pytorch_utils import Conv1D
 
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.experts import Experts, StackedExperts, mixture_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import BIAS_MODULE, Family, Mixture
-from ppojob_trainer.models.routes import experts_per_token, follow_routes
+from ppojob_trainer.models.routes import experts_per_token, follow_routes, mix_sparsely
 
 
 class TransposedLinear(nn.Linear):
@@ -38,6 +40,38 @@ class Gemma4Router(Gemma4TextRouter):  # type: ignore[misc]
         weights, chosen = probabilities.topk(self.config.top_k_experts, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         return logits, weights * self.per_expert_scale[chosen], chosen
+
+
+class Llama4TopRouter(Llama4Router):  # type: ignore[misc]
+    """Llama 4's router; transformers' own returns the weights of all experts, most of them 0."""
+
+    norm_topk_prob = False
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits (t, E), weights (t, 1) and experts (t, 1) of tokens."""
+        logits = functional.linear(hidden_states, self.weight)
+        top, chosen = logits.topk(self.top_k, dim=-1)
+        return logits, top.float().sigmoid().to(top.dtype), chosen
+
+
+class Llama4Mixture(Llama4TextMoe):  # type: ignore[misc]
+    """Llama 4's MoE block; transformers' own computes every expert for every token."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., h) -> (..., h)."""
+        states = hidden_states.flatten(0, -2)
+        _, weights, chosen = self.router(states)
+        output: Tensor = self.shared_expert(states) + self.experts(states, chosen, weights)
+        return output.view_as(hidden_states)
+
+
+class PhimoeRouter(PhimoeTopKRouter):  # type: ignore[misc]
+    """Phi-3.5-MoE's router; transformers' own draws experts in training mode."""
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits (t, E), weights (t, 2) and experts (t, 2) of tokens."""
+        logits = functional.linear(hidden_states, self.weight, self.bias)
+        return logits, *mix_sparsely(logits, self.router_jitter_noise)
 
 
 class _Float32Router(nn.Module):
@@ -91,8 +125,7 @@ def unify_modules(model: PreTrainedModel) -> None:
             layer.in_features, layer.out_features = layer.nx, layer.nf
             layer.__class__ = TransposedLinear
     base: Any = model.base_model
-    if model.config.model_type == "nemotron_h":
-        _remove_step_limits(base)
+    _OWN_STEPS.get(model.config.model_type, lambda _: None)(base)
     for name, layer in product(family.frozen_scalars, base.layers):
         owner, _, own = name.rpartition(".")
         _make_parameter(layer.get_submodule(owner), own)
@@ -167,6 +200,47 @@ def _remove_step_limits(base: Any) -> None:
             layer.mixer.time_step_limit = (0.0, float("inf"))
 
 
+def _unify_llama4(base: Any) -> None:
+    """Give the layers of Llama 4 usual MoE blocks, chunks, and temperatures by positions."""
+    for layer, kind in zip(base.layers, base.config.layer_types, strict=True):
+        attention, is_chunked = layer.self_attn, kind == "chunked_attention"
+        attention.attention_chunk = base.config.attention_chunk_size if is_chunked else None
+        if layer.is_moe_layer:
+            layer.is_moe_layer = False  # whose block returns the router's logits too
+            layer.feed_forward.__class__ = Llama4Mixture
+            layer.feed_forward.router.__class__ = Llama4TopRouter
+        if attention.attn_temperature_tuning and not attention.use_rope:
+            _scale_queries(layer)
+
+
+def _scale_queries(layer: Any) -> None:
+    """Scale the queries of a layer without RoPE by their positions (arXiv:2501.19399).
+
+    transformers' code takes the indices of a batch for positions: wrong for packed and padded rows.
+    """
+    attention, of_call = layer.self_attn, list[Tensor]()
+    attention.attn_temperature_tuning = False
+
+    def keep_positions(_layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
+        of_call[:] = [options["position_ids"]]
+
+    def scale(_layer: nn.Module, _args: Any, queries: Tensor) -> Tensor:
+        steps = ((of_call[0] + 1) / attention.floor_scale).floor()
+        factors = 1.0 + attention.attn_scale * steps.log1p()
+        scaled: Tensor = (queries * factors[..., None]).to(queries.dtype)
+        return scaled
+
+    layer.register_forward_pre_hook(keep_positions, with_kwargs=True)
+    attention.q_proj.register_forward_hook(scale)
+
+
+def _use_sparse_mixers(base: Any) -> None:
+    """Draw no random numbers in the routers of Phi-3.5-MoE, nor for their inputs."""
+    for layer in base.layers:
+        layer.mlp.input_jitter_noise = 0.0
+        layer.mlp.router.__class__ = PhimoeRouter
+
+
 def _make_parameter(module: nn.Module, name: str, dtype: torch.dtype | None = None) -> None:
     """Turn a buffer that files hold into a parameter without gradient."""
     values = getattr(module, name).detach().to(dtype)
@@ -186,3 +260,11 @@ def _unify_router(block: Any, mixture: Mixture) -> None:
     _make_parameter(block.get_submodule(owner), own, torch.float32)
     kind = type(router)
     router.__class__ = type(f"Float32{kind.__name__}", (_Float32Router, kind), {})
+
+
+_OWN_STEPS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "nemotron_h": _remove_step_limits,
+    "llama4_text": _unify_llama4,
+    "phimoe": _use_sparse_mixers,
+}
+"""What a family's base model needs besides, by its `model_type`."""

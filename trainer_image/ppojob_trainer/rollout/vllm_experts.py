@@ -42,6 +42,8 @@ def _compute_own(
     if expert_map is not None:
         own = expert_map[topk_ids]
         topk_weights = topk_weights * (own >= 0)
+        if others["apply_router_weight_on_input"]:  # Llama 4's only expert: outputs are not weighed
+            others["hidden_states"] = others["hidden_states"] * (own >= 0)
         topk_ids = own.clamp(min=0).to(topk_ids.dtype)
     chosen = {"topk_weights": topk_weights, "topk_ids": topk_ids, "expert_map": expert_map}
     _compute(kernel, **chosen, **others)

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models import apertus
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
+from vllm.model_executor.models.phimoe import PhiMoEForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.model import LoraSpec
@@ -46,6 +47,10 @@ Glm4ForCausalLM.packed_modules_mapping = {
     **Glm4ForCausalLM.packed_modules_mapping,
     "gate_up_proj": ["gate_up_proj"],
 }
+# vLLM loads the bias of its output layer, and does not add it.
+PhiMoEForCausalLM.compute_logits = lambda model, states: model.logits_processor(
+    model.lm_head, states, model.lm_head.bias
+)
 # vLLM keeps the parameters of this activation in bfloat16 by default.
 _ACTIVATION = apertus.XIELU
 apertus.XIELU = lambda: _ACTIVATION(dtype=torch.get_default_dtype())
