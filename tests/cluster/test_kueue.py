@@ -250,7 +250,8 @@ def test_the_pods_of_a_role_are_placed_in_one_rack(cluster, operator):
         assert sorted(set(rewards)) == ["rack-b-0", "rack-b-1"]
         assert rewards == sorted(rewards)
         assert {first["near-actor-rollout-0"], first["near-controller-0"]} == {"rack-a-0"}
-        cluster.kubectl("delete", "pod", "near-reward-1", "near-reward-2", "--wait=false")
+        # The nodes have no kubelet that would end them.
+        cluster.kubectl("delete", "pod", "near-reward-1", "near-reward-2", "--force")
         eventually(lambda: where(cluster, "near") == first)
         placed(cluster, "near", 6)
         cluster.kubectl("delete", "ppojob", "near")

@@ -1,7 +1,10 @@
 """Jobs whose pods are placed together on a test cluster, and an operator with the rights for it."""
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
 def fake_nodes(
     cluster: Cluster, labels: Mapping[str, Mapping[str, str]], room: Mapping[str, str], **spec: Any
 ) -> Iterator[None]:
-    """More nodes with so much room, kept ready by kwok, or for 40 s where none plays a node."""
+    """More nodes with so much room, which stay ready."""
     real = cluster.get("nodes")["items"][0]["metadata"]["name"]
     size = {"cpu": "1", "memory": "4Gi", "pods": "20", **room}
     ready = [{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}]
@@ -48,8 +51,30 @@ def fake_nodes(
         status = {"allocatable": size, "capacity": size, "conditions": ready}
         head = {"apiVersion": "v1", "kind": "Node"}
         cluster.apply({**head, "metadata": metadata, "spec": spec, "status": status})
-    yield
-    cluster.kubectl("delete", "node", *labels)
+    is_over = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(cluster, tuple(labels), is_over))
+    renewal.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        renewal.join()
+        cluster.kubectl("delete", "node", *labels)
+
+
+def _renew(cluster: Cluster, nodes: Sequence[str], is_over: threading.Event) -> None:
+    """Renew the leases of nodes, which are not ready 40 s later; kwok refuses where it does so."""
+    head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    where = ("--server-side", "--namespace=kube-node-lease", "--filename=-")
+    while not is_over.wait(5.0):
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        spec = {"leaseDurationSeconds": 40, "renewTime": now}
+        leases = [
+            {**head, "metadata": {"name": node}, "spec": {**spec, "holderIdentity": node}}
+            for node in nodes
+        ]
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": leases})
+        cluster.outcome("apply", *where, stdin=listed)
 
 
 def nodes(cluster: Cluster, name: str) -> list[str]:
