@@ -163,6 +163,7 @@ LONG_OF_VLLM = [pytest.mark.vllm, pytest.mark.long]
         pytest.param("seeing_crops", {"rollout": VLLM}, marks=LONG_OF_VLLM),
         pytest.param("seeing_pooled", {}, marks=LONG),
         pytest.param("seeing_splits", {}, marks=LONG),
+        pytest.param("seeing_grids", {}, marks=LONG),
         pytest.param("seeing_told", {"rollout": VLLM}, marks=LONG_OF_VLLM),
         pytest.param("seeing_3", {"rollout": VLLM}, marks=pytest.mark.vllm),
     ],

@@ -25,6 +25,7 @@ from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_llava import Anyres
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
@@ -33,9 +34,9 @@ from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, g
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
-FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, "lfm2_vl", "glm_ocr", "lighton_ocr"]
-BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr")
-"""Of these, one whose layers have states beside pictures, and two that see as others."""
+BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
+"""Of these, one whose layers have states beside pictures, and some that see as others."""
+FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, *BRIEFLY]
 SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
 WHOLLY = "qwen2_vl"
@@ -141,7 +142,8 @@ class Watched:
 
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
         form = read_form(folder)
-        length = 384 if form is not None and form.ahead_in_windows else 128
+        has_many = isinstance(form, Anyres) or (form is not None and form.ahead_in_windows)
+        length = 384 if has_many else 128
         sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
         self.folder = folder

@@ -10,7 +10,8 @@ from tiny_models import CONVOLUTIONS, NAMES, SIZES, TWO_LAYERS, write_model
 from transformers import PreTrainedModel
 
 WHOLES = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "internvl", "lfm2_vl")
-WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio")
+WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio", "llava", "llava_next")
+WHOLES += ("llava_onevision",)
 
 
 def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
@@ -42,6 +43,10 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     elif name == "lfm2_vl":
         text = {**text, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8}
         tower |= {"num_patches": 4, "vision_use_head": False}
+    elif name.startswith("llava"):
+        kinds = {"llava": "llama", "llava_next": "mistral", "llava_onevision": "qwen2"}
+        text = {"model_type": kinds[name], **text}
+        tower |= {"vision_use_head": False} if name == "llava_onevision" else {}
     elif name in ("idefics3", "smolvlm"):
         text = {"head_dim": 8, "model_type": "llama", **text}
     else:

@@ -27,7 +27,7 @@ from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
 SEEING = ["gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "mistral3", "smolvlm"]
-SEEING += ["lfm2_vl", "lighton_ocr"]
+SEEING += ["lfm2_vl", "lighton_ocr", "llava", "llava_next", "llava_onevision"]
 """Of these wholes, those whose tower is read."""
 MAY_TIE = [name for name in WHOLES if name != "qwen2_audio"]
 """Those that have no output layer of their own where config.json says so."""
@@ -150,7 +150,8 @@ def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "learns"), [("gemma3", True), ("gemma3", False), ("lfm2_vl", True)]
+    ("name", "learns"),
+    [("gemma3", True), ("gemma3", False), ("lfm2_vl", True), ("llava_next", True)],
 )
 def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(tmp_path, name, learns):
     """Those of google/gemma-3-4b-it, which transformers 5 changes when it reads them."""
@@ -210,6 +211,18 @@ def test_a_config_of_the_hub_leaves_most_of_gemma_out(tmp_path: Path) -> None:
     shapes = [one.why for one in report.errors if one.reason_code == "TensorShape"]
     assert "[262208, 2560]" in shapes[0]
     assert not [one for one in report.errors if one.reason_code == "BadConfig"]
+
+
+def test_configs_of_the_hub_leave_out_sizes_of_the_text_of_llava(tmp_path: Path) -> None:
+    """Those of LLaVA 1.5 and 1.6 have the default sizes of Llama and Mistral in transformers."""
+    for name, kind, inner in (("llava", "llama", 11008), ("llava_next", "mistral", 14336)):
+        save_whole(tmp_path / name, name)
+        text = {"model_type": kind, "vocab_size": 32064, "max_position_embeddings": 4096}
+        edit(tmp_path / name / "config.json", {"text_config": text})
+        sizes, told = sizes_of(str(tmp_path / name)), language_config(tmp_path / name)
+        assert sizes is not None
+        assert (sizes.hidden, sizes.layers) == (told.hidden_size, told.num_hidden_layers)
+        assert told.intermediate_size == inner
 
 
 def test_what_is_not_made_of_a_part_is_refused(tmp_path: Path) -> None:

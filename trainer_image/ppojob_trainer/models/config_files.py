@@ -10,7 +10,7 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
-from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL, SECTION_DEFAULTS
 from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE
 from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -37,6 +37,7 @@ WHOLE_NAMES: Final = {
     "model.vision_tower.vision_model.": f"{TOWER}vision_tower.",
     **{f"{part}.": f"{TOWER}{part}." for part in _PARTS},
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
+    **dict.fromkeys(("image_newline", "model.image_newline"), f"{TOWER}image_newline"),  # of LLaVA
     "language_model.model.model.": "model.",  # of Qwen2-Audio, as transformers 5 saves it
     "language_model.model.": "model.",
     "thinker.model.": "model.",  # of Qwen-Omni, whose other parts are unchanged
@@ -135,6 +136,8 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
     # transformers writes different defaults for the whole and its part: the files decide.
     is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))
     rest = {name: value for name, value in config.items() if name != TEXT_SECTION}
+    if whole:
+        rest |= SECTION_DEFAULTS.get(str(kind), {})
     return {**rest, **text, "model_type": kind, **({_TIED: is_tied} if ties else {})}
 
 

@@ -239,7 +239,7 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     for name, module in model.named_modules():
         if module in whole:
             continue
-        if module in alike or name.startswith(TOWER):  # which are replicated
+        if module in alike or f"{name}.".startswith(TOWER):  # which are replicated
             found[name] = REPLICATED
             continue
         place = re.sub(r"\.\d+(?=\.|$)", ".*", name)

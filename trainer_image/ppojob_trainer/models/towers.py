@@ -15,6 +15,9 @@ from transformers.models.idefics3 import modeling_idefics3 as idefics3
 from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.lfm2_vl import modeling_lfm2_vl as lfm2_vl
 from transformers.models.lighton_ocr import modeling_lighton_ocr as lighton_ocr
+from transformers.models.llava import modeling_llava as llava
+from transformers.models.llava_next import modeling_llava_next as llava_next
+from transformers.models.llava_onevision import modeling_llava_onevision as llava_onevision
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5_omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
@@ -95,6 +98,40 @@ class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ign
     projector = internvl.InternVLMultiModalProjector
     pixel_shuffle = internvl.InternVLModel.pixel_shuffle
     get_image_features = internvl.InternVLModel.get_image_features
+
+
+class _LlavaTower(_Projected, llava.LlavaPreTrainedModel):  # type: ignore[misc]
+    """The tower of LLaVA 1.5, and that of Pixtral 12B."""
+
+    projector = llava.LlavaMultiModalProjector
+    get_image_features = llava.LlavaModel.get_image_features
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor | None = None, **_: Tensor) -> Any:
+        """Return (tokens, h) of an image, with `sizes` its height and width.
+
+        Pixels are (1, 3, y, x), or (1, n, 3, y, x) of the squares of a grid.
+        """
+        output = self.get_image_features(pixel_values, image_sizes=sizes)
+        output.pooler_output = torch.cat(list(output.pooler_output))
+        return output
+
+
+class _WithNewline(_LlavaTower):
+    """A tower with the embedding that ends a line of tokens."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.image_newline = nn.Parameter(torch.zeros(config.text_config.hidden_size))
+
+
+class _LlavaNextTower(_WithNewline):
+    get_image_features = llava_next.LlavaNextModel.get_image_features
+    pack_image_features = llava_next.LlavaNextModel.pack_image_features
+
+
+class _LlavaOnevisionTower(_WithNewline):
+    get_image_features = llava_onevision.LlavaOnevisionModel.get_image_features
+    pack_image_features = llava_onevision.LlavaOnevisionModel.pack_image_features
 
 
 class _Pixtral(_Projected):
@@ -329,6 +366,9 @@ TOWERS: Final = {
     "internvl": _InternVLTower,
     "lfm2_vl": _Lfm2VLTower,
     "lighton_ocr": _LightOnTower,
+    "llava": _LlavaTower,
+    "llava_next": _LlavaNextTower,
+    "llava_onevision": _LlavaOnevisionTower,
     "mistral3": _Mistral3Tower,
     "qwen2_5_omni_thinker": _OmniTower,
     "qwen2_audio": _Qwen2AudioTower,

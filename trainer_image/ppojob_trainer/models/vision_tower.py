@@ -35,6 +35,8 @@ _PROCESSORS: Final = (
     *("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil"),
     *("GotOcr2ImageProcessorPil", "PixtralImageProcessorPil", "Gemma3ImageProcessorPil"),
     *("Gemma4ImageProcessorPil", "Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil"),
+    *("CLIPImageProcessorPil", "SiglipImageProcessorPil", "LlavaImageProcessorPil"),
+    *("LlavaNextImageProcessorPil", "LlavaOnevisionImageProcessorPil"),
     "WhisperFeatureExtractor",
 )
 

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,11 +35,21 @@ from transformers import (
     InternVLProcessor,
     Lfm2VlProcessor,
     LightOnOcrProcessor,
+    LlavaNextProcessor,
+    LlavaOnevisionProcessor,
+    LlavaProcessor,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -164,7 +175,30 @@ class OfLfm2:
         return {"input_ids": [self.tokenizer.encode(text)]}
 
 
+def of_llava(folder: Path, made: Any = LlavaProcessor, images: Any = CLIPImageProcessorPil) -> Any:
+    """With the numbers that hub's folders give to processors of CLIP, or of SigLIP."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name, token in {"image": PICTURE, "video": UNUSED[0]}.items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+
+    class Processor(made):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+    numbers = {"patch_size": PATCH, "num_additional_image_tokens": 1}
+    strategy = "default"
+    if made is LlavaOnevisionProcessor:
+        numbers, strategy = {"num_image_tokens": 16, "vision_aspect_ratio": "anyres_max_2"}, "full"
+    made_of = images.from_pretrained(folder), tokenizer
+    return Processor(*made_of, vision_feature_select_strategy=strategy, **numbers)
+
+
 PROCESSORS: dict[str, Callable[[Path], Any]] = {
+    "llava": of_llava,
+    "llava_next": partial(of_llava, made=LlavaNextProcessor, images=LlavaNextImageProcessorPil),
+    "llava_onevision": partial(
+        of_llava, made=LlavaOnevisionProcessor, images=LlavaOnevisionImageProcessorPil
+    ),
     "internvl": of_internvl,
     "mistral3": OfMistral,
     "gemma3": of_gemma,
@@ -545,6 +579,14 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("lfm2_vl", "preprocessor_config.json", {"resample": 1}),
         ("lfm2_vl", "config.json", {"downsample_factor": 4}),
         ("lfm2_vl", "config.json", {"image_token_id": 4000}),
+        ("llava", "preprocessor_config.json", {"size": {"shortest_edge": 2 * TILE}}),
+        ("llava", "preprocessor_config.json", {"do_center_crop": False}),
+        ("llava", "preprocessor_config.json", {"image_processor_type": "LlavaNextImageProcessor"}),
+        ("llava", "config.json", {"vision_feature_select_strategy": "full"}),
+        ("llava", "config.json", {"image_token_index": 4000}),
+        ("llava_next", "preprocessor_config.json", {"image_grid_pinpoints": [[TILE, TILE]]}),
+        ("llava_onevision", "config.json", {"image_grid_pinpoints": [[TILE, TILE + 1]]}),
+        ("llava_onevision", "config.json", {"vision_aspect_ratio": "pad"}),
     ],
 )
 def test_a_folder_with_other_settings_is_shown_none(folders, tmp_path, name, file, changes):

@@ -15,9 +15,11 @@ from typing import ClassVar, Final, Self
 
 from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json, tokens_between
 from ppojob_trainer.data.media.picture_form import (
+    EqualPictureForm,
     PictureForm,
     RequestedSize,
     ResizablePictureForm,
+    UnchangedPictureForm,
     nearest_shape,
 )
 from ppojob_trainer.data.media.picture_settings import (
@@ -111,13 +113,11 @@ class Tiles(ResizablePictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Squares(PictureForm):
+class Squares(EqualPictureForm):
     """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens."""
 
     begin: str  # text of the token that a template writes for a picture
     shown: str  # text that replaces it, with `token` once
-    size: tuple[int, int]  # width and height in pixels of every picture
-    features: int  # tokens of a picture
     processor_arguments: ClassVar = {"do_pan_and_scan": False}
     sees_ahead: ClassVar = True
 
@@ -139,21 +139,11 @@ class Squares(PictureForm):
         if (size.width, size.height) != (side, side) or not is_whole or window < features:
             return None
         shown = f"\n\n{texts[begin]}{texts[token]}{texts[end]}\n\n"
-        return cls(token, kind, texts[begin], shown, (side, side), features)
+        return cls(token, kind, (side, side), features, texts[begin], shown)
 
     def rewritten(self, text: str) -> str:
         """See `MediaForm`: adds blank lines, which may form one token with the text around them."""
         return text.replace(self.begin, self.shown)
-
-    def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
-        del width, height
-        return self.size
-
-    def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
-        del width, height
-        return [self.token] * self.features
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +225,7 @@ def _as_long(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Splits(ResizablePictureForm):
+class Splits(UnchangedPictureForm):
     """Picture format of LFM2-VL.
 
     A picture of up to `most_tokens`, times a tolerance, keeps its aspect ratio about. A larger one
@@ -308,15 +298,6 @@ class Splits(ResizablePictureForm):
     def unit(self) -> int:
         """Pixels of a side of a token."""
         return self.patch * self.merge
-
-    def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`: the picture's own within limits; the processor makes several of it."""
-        pixels = width * height
-        scale = math.sqrt(min(max(pixels, self.least), self.most) / pixels)
-        if scale == 1:
-            return width, height
-        rounded = math.floor if scale < 1 else math.ceil
-        return max(1, rounded(width * scale)), max(1, rounded(height * scale))
 
     def tokens(self, width: int, height: int) -> list[int]:
         """See `PictureForm`."""
