@@ -10,6 +10,7 @@ import torch
 import transformers
 from tiny_models import (
     AROUND_POOLED,
+    AYA,
     BEGIN_SQUARE,
     CONVOLUTIONS,
     CORRECTED,
@@ -95,6 +96,7 @@ LLAVA = {
 MARKS = {
     "llava_lines": ("[IMG_BREAK]", "[IMG_END]"),
     **dict.fromkeys(LLAVA, UNUSED),
+    "aya_vision": AYA,
     **dict.fromkeys(CROPPED, CROPS),
     "internvl": ("<img>", "</img>"),
     "mistral3": ("[IMG_BREAK]", "[IMG_END]"),
@@ -105,8 +107,8 @@ MARKS = {
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
-AS_OTHERS = {"glm_ocr", "lighton_ocr", "llava_lines", "llava", "llava_next"}
-"""Of these, the ones that see by the code of GLM-4.1V, Mistral Small 3 and LLaVA-OneVision."""
+AS_OTHERS = {"glm_ocr", "lighton_ocr", "llava_lines", "llava", "llava_next", "aya_vision"}
+"""Of these, the ones that see by the code of others, such as GLM-4.1V and InternVL."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
 IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
@@ -138,6 +140,10 @@ TEXTS = {
     "llava": {**PLAIN, "model_type": "llama"},
     "llava_next": {**PLAIN, "max_position_embeddings": 512},
     "llava_onevision": {**PLAIN, "model_type": "qwen2", "max_position_embeddings": 512},
+    "aya_vision": {  # of which transformers' whole forgets the scale of logits
+        **{**PLAIN, "model_type": "cohere2", "pad_token_id": 0, "logit_scale": 1.0},
+        **{"sliding_window": 20, "sliding_window_pattern": 2},
+    },
     "lighton_ocr": {**PLAIN, "model_type": "qwen3", "head_dim": 32},
     "lfm2_vl": {**PLAIN, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8},
     "gemma3": IN_WINDOWS,
@@ -245,7 +251,7 @@ def _processor(kind: str) -> dict[str, object]:
     """What is said of pictures, as folders of the hub have it."""
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
     least, most = 4 * PATCH**2, 64 * PATCH**2
-    if kind == "internvl":
+    if kind in ("internvl", "aya_vision"):
         tile = {"height": TILE, "width": TILE}
         name = "GotOcr2ImageProcessorFast"
         return {"image_processor_type": name, "size": tile, "max_patches": 4} | {
@@ -319,7 +325,7 @@ def _tower_sizes(kind: str, hidden: object) -> dict[str, object]:
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
-    if kind in (*CROPPED, *LLAVA, "lfm2_vl"):
+    if kind in (*CROPPED, *LLAVA, "lfm2_vl", "aya_vision"):
         clip = {"model_type": "clip_vision_model"} if kind in ("llava", "llava_next") else {}
         tower = {**clip, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}

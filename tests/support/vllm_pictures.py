@@ -35,6 +35,7 @@ from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
 BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
+BRIEFLY += ("aya_vision",)
 """Of these, one whose layers have states beside pictures, and some that see as others."""
 FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, *BRIEFLY]
 SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
@@ -132,7 +133,7 @@ def saved(folder: Path, kind: str) -> PreTrainedModel:
         sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
         if kind == "gemma4_told":
             sizes |= OF_TOLD
-        is_tied = kind in ("qwen2_vl", "glm4v_moe", "lfm2_vl")
+        is_tied = kind in ("qwen2_vl", "glm4v_moe", "lfm2_vl", "aya_vision")
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
     return whole_class(kind).from_pretrained(folder)
 

@@ -1203,6 +1203,7 @@ MULTIMODAL: Final[Mapping[str, Multimodal]] = {
     "qwen2_audio": Multimodal("Qwen2-Audio", "qwen2"),
     "lfm2_vl": Multimodal("LFM2-VL, LFM2.5-VL", "lfm2"),
     "lighton_ocr": Multimodal("LightOnOCR", "qwen3"),
+    "aya_vision": Multimodal("Aya Vision", "cohere2"),
     "llava": Multimodal("LLaVA 1.5, LLaVA-Interleave, Pixtral 12B", "llama"),
     "llava_next": Multimodal("LLaVA-NeXT", "llama"),
     "llava_onevision": Multimodal("LLaVA-OneVision", "qwen2"),

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.models.aya_vision import modeling_aya_vision as aya_vision
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
@@ -98,6 +99,11 @@ class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ign
     projector = internvl.InternVLMultiModalProjector
     pixel_shuffle = internvl.InternVLModel.pixel_shuffle
     get_image_features = internvl.InternVLModel.get_image_features
+
+
+class _AyaTower(_OfSquares, aya_vision.AyaVisionPreTrainedModel):  # type: ignore[misc]
+    projector = aya_vision.AyaVisionMultiModalProjector
+    get_image_features = aya_vision.AyaVisionModel.get_image_features
 
 
 class _LlavaTower(_Projected, llava.LlavaPreTrainedModel):  # type: ignore[misc]
@@ -359,6 +365,7 @@ TOWERS: Final = {
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
     "glm_ocr_vision": GlmOcrVisionModel,
+    "aya_vision": _AyaTower,
     "gemma3": _Gemma3Tower,
     "gemma4": _Gemma4Tower,
     "gemma4_unified": _Gemma4UnifiedTower,

@@ -30,6 +30,7 @@ from tiny_models import (
 )
 from transformers import (
     AutoTokenizer,
+    AyaVisionProcessor,
     Gemma3Processor,
     Idefics3Processor,
     InternVLProcessor,
@@ -175,6 +176,17 @@ class OfLfm2:
         return {"input_ids": [self.tokenizer.encode(text)]}
 
 
+def of_aya(folder: Path) -> Any:
+    class Processor(AyaVisionProcessor):
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+    made_of = (
+        GotOcr2ImageProcessorPil.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    return Processor(*made_of, 2 * PATCH, TILE, img_patch_token=PICTURE)
+
+
 def of_llava(folder: Path, made: Any = LlavaProcessor, images: Any = CLIPImageProcessorPil) -> Any:
     """With the numbers that hub's folders give to processors of CLIP, or of SigLIP."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -194,6 +206,7 @@ def of_llava(folder: Path, made: Any = LlavaProcessor, images: Any = CLIPImagePr
 
 
 PROCESSORS: dict[str, Callable[[Path], Any]] = {
+    "aya_vision": of_aya,
     "llava": of_llava,
     "llava_next": partial(of_llava, made=LlavaNextProcessor, images=LlavaNextImageProcessorPil),
     "llava_onevision": partial(
@@ -222,7 +235,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
     form, processor = form_of(folders[name]), PROCESSORS[name](folders[name])
-    mark = BEGIN_SQUARE if name == "gemma3" else PICTURE
+    mark = {"gemma3": BEGIN_SQUARE, "aya_vision": "<image>"}.get(name, PICTURE)
     shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     ids = form.expanded(processor.tokenizer.encode(form.rewritten(text)), packed(shown))
@@ -579,6 +592,8 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("lfm2_vl", "preprocessor_config.json", {"resample": 1}),
         ("lfm2_vl", "config.json", {"downsample_factor": 4}),
         ("lfm2_vl", "config.json", {"image_token_id": 4000}),
+        ("aya_vision", "config.json", {"downsample_factor": 3}),
+        ("aya_vision", "config.json", {"image_token_index": 4000}),
         ("llava", "preprocessor_config.json", {"size": {"shortest_edge": 2 * TILE}}),
         ("llava", "preprocessor_config.json", {"do_center_crop": False}),
         ("llava", "preprocessor_config.json", {"image_processor_type": "LlavaNextImageProcessor"}),

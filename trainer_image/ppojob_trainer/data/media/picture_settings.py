@@ -116,10 +116,13 @@ class PooledSettings(Struct):
 
 
 class TilesSettings(Struct):
-    """Settings of InternVL."""
+    """Settings of InternVL or Aya Vision."""
 
+    model_type: str = ""
     image_token_id: int | None = None
+    image_token_index: int | None = None
     downsample_ratio: float = 0.5
+    downsample_factor: _Count = 2
     tower_patch_size: _Count | _Sides = 14
     processor_size: TileSize | None = None
     processor_min_patches: _Count | None = None

@@ -1,7 +1,8 @@
 """Picture formats of square tiles, one or several per picture. Loads no torch.
 
 Sources: transformers 5, `get_optimal_tiled_canvas` of
-`models/got_ocr2/image_processing_pil_got_ocr2.py`; `resize`, `resize_for_vision_encoder` and
+`models/got_ocr2/image_processing_pil_got_ocr2.py`; `replace_image_token` of
+`models/aya_vision/processing_aya_vision.py`; `resize`, `resize_for_vision_encoder` and
 `split_images` of `models/idefics3/image_processing_pil_idefics3.py`, and `replace_image_token` of
 `models/idefics3/processing_idefics3.py`; `resize_and_split` of
 `models/lfm2_vl/image_processing_lfm2_vl.py`, and `_build_image_tokens` of
@@ -9,7 +10,7 @@ Sources: transformers 5, `get_optimal_tiled_canvas` of
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
@@ -35,6 +36,10 @@ from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import ConfigError
 
 _MOST_TILES: Final = 12
+_AYA: Final = "aya_vision"
+_AYA_MARK: Final = "<image>"
+_AROUND_TILES: Final = "<img>", "</img>"
+_AROUND_NAMED: Final = "<|START_OF_IMG|>", "<|END_OF_IMG|>"
 _SQUARE: Final = SquareSize(224, 224)
 _SQUARE_TOKENS: Final = 256
 _CROP, _CROPPED = LongestEdge(364), LongestEdge(4 * 364)
@@ -64,14 +69,18 @@ class Tiles(ResizablePictureForm):
     @classmethod
     def read(cls, kind: str, settings: TilesSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
-        token, added = settings.image_token_id, added_tokens(folder)
-        begin, end = added.get("<img>"), added.get("</img>")
+        token, ratio, around = settings.image_token_id, settings.downsample_ratio, _AROUND_TILES
+        if is_named := settings.model_type == _AYA:
+            token = settings.image_token_index if token is None else token
+            ratio, around = 1 / settings.downsample_factor, _AROUND_NAMED
+        added = added_tokens(folder)
+        begin, end = (added.get(one) for one in around)
         if token is None or begin is None or end is None:
             return None
         patch, size = settings.tower_patch_size, settings.processor_size or TileSize()
         patches = patch if isinstance(patch, list) else [patch, patch]
         down, across = (
-            side // own * settings.downsample_ratio
+            side // own * ratio
             for side, own in zip((size.height, size.width), patches, strict=True)
         )
         if down != across or down < 1 or not down.is_integer():
@@ -79,7 +88,21 @@ class Tiles(ResizablePictureForm):
         most = settings.processor_max_patches or _MOST_TILES
         limits = settings.processor_min_patches or 1, most
         tile = size.width, size.height
-        return cls(token, kind, *limits, begin, end, tile, int(down * across))
+        tiles = cls(token, kind, *limits, begin, end, tile, int(down * across))
+        return tiles._named(folder) if is_named else tiles
+
+    def _named(self, folder: Path) -> "NamedTiles | None":
+        """Return the format with names of tiles; None if the tokenizer lacks a token."""
+        texts = {id_: text for text, id_ in added_tokens(folder).items()}
+        names = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, self.most + 1))]
+        try:
+            whole, *each = tokens_between(folder, _AROUND_NAMED[0], names)
+        except ConfigError:
+            return None  # `ChatTokenizer` reports it
+        if self.token not in texts:
+            return None
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return NamedTiles(**own, names=tuple(each), whole=whole, shown=texts[self.token])
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`: of all tiles, in the layout nearest to the picture's aspect ratio."""
@@ -110,6 +133,27 @@ class Tiles(ResizablePictureForm):
         tiles = width * height // math.prod(self.tile)
         seen = self.features * (tiles if tiles == 1 else tiles + 1)
         return [self.begin, *[self.token] * seen, self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTiles(Tiles):
+    """Picture format of Aya Vision: tiles as InternVL's, each after its name."""
+
+    names: tuple[tuple[int, ...], ...]  # tokens of the names of tiles, in their order
+    whole: tuple[int, ...]  # those of the name of the whole picture
+    shown: str  # text of `token`, which replaces that of a template
+
+    def rewritten(self, text: str) -> str:
+        """See `MediaForm`: a template writes a text that need not be a token."""
+        return text.replace(_AYA_MARK, self.shown)
+
+    def tokens(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        tiles = width * height // math.prod(self.tile)
+        names = self.names[:tiles] if tiles > 1 else ()
+        seen = [self.token] * self.features
+        named = [one for name in (*names, self.whole) for one in (*name, *seen)]
+        return [self.begin, *named, self.end]
 
 
 @dataclass(frozen=True, slots=True)
