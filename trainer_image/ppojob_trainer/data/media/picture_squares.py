@@ -67,7 +67,7 @@ class Tiles(ResizablePictureForm):
     processor_arguments: ClassVar = {"crop_to_patches": True}
 
     @classmethod
-    def read(cls, kind: str, settings: TilesSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: TilesSettings, folder: Path) -> "Tiles | None":
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
         token, ratio, around = settings.image_token_id, settings.downsample_ratio, _AROUND_TILES
         if is_named := settings.model_type == _AYA:
