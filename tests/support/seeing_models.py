@@ -1,6 +1,7 @@
 """Tiny models that see pictures, as transformers has them: a tower beside a language model."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from ppojob_trainer.data.media.picture_forms import read_form
 
 def whole_class(kind: str) -> type[PreTrainedModel]:
     """transformers' class of a model with a tower, by its `model_type`; of Gemma 4 see `TOLD`."""
-    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[kind.removesuffix("_told").removesuffix("_lines")]
+    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[re.sub("_(told|lines|siglip)$", "", kind)]
     found: type[PreTrainedModel] = getattr(transformers, name)
     return found
 
@@ -89,10 +90,11 @@ POOLED = ["gemma4_unified", "gemma4", "gemma4_told"]
 
 LLAVA = {
     "llava": "CLIPImageProcessor",
+    "llava_siglip": "SiglipImageProcessor",
     "llava_next": "LlavaNextImageProcessor",
     "llava_onevision": "LlavaOnevisionImageProcessor",
 }
-"""With their processors: the first cuts a square out, the others have grids of squares."""
+"""With their processors: the first cuts a square out, the last two have grids of squares."""
 MARKS = {
     "llava_lines": ("[IMG_BREAK]", "[IMG_END]"),
     **dict.fromkeys(LLAVA, UNUSED),
@@ -107,7 +109,7 @@ MARKS = {
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
-AS_OTHERS = {"glm_ocr", "lighton_ocr", "llava_lines", "llava", "llava_next", "aya_vision"}
+AS_OTHERS = {"glm_ocr", "lighton_ocr", "aya_vision", *LLAVA, "llava_lines"} - {"llava_onevision"}
 """Of these, the ones that see by the code of others, such as GLM-4.1V and InternVL."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
@@ -136,8 +138,9 @@ TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
     "internvl": {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     "mistral3": PLAIN,
-    "llava_lines": PLAIN,
+    "llava_lines": {**PLAIN, "max_position_embeddings": 512},
     "llava": {**PLAIN, "model_type": "llama"},
+    "llava_siglip": {**PLAIN, "model_type": "qwen2"},
     "llava_next": {**PLAIN, "max_position_embeddings": 512},
     "llava_onevision": {**PLAIN, "model_type": "qwen2", "max_position_embeddings": 512},
     "aya_vision": {  # of which transformers' whole forgets the scale of logits
@@ -197,7 +200,7 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
 def _token_ids(kind: str) -> dict[str, object]:
     """What config.json says of a picture's tokens beside the one that stands for it."""
     first = len(NAMES)
-    if kind == "llava_lines":
+    if kind in ("llava_lines", "llava_siglip"):
         return {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
     if kind in ("llava_next", "llava_onevision"):
         most = {"vision_aspect_ratio": "anyres_max_2"} if kind == "llava_onevision" else {}
@@ -260,8 +263,8 @@ def _processor(kind: str) -> dict[str, object]:
     if kind in LLAVA:
         size: dict[str, object] = {"height": TILE, "width": TILE}
         cut = {"size": {"shortest_edge": TILE}, "crop_size": size}
-        said = {"size": size} if kind == "llava_onevision" else cut
-        grids = {} if kind == "llava" else {"image_grid_pinpoints": GRIDS}
+        said = {"size": size} if kind in ("llava_siglip", "llava_onevision") else cut
+        grids = {} if kind in ("llava", "llava_siglip") else {"image_grid_pinpoints": GRIDS}
         return {"image_processor_type": LLAVA[kind], **said, **grids}
     if kind in ("mistral3", "lighton_ocr", "llava_lines"):
         return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
@@ -327,6 +330,7 @@ def _tower_sizes(kind: str, hidden: object) -> dict[str, object]:
         return tower | {"vision_use_head": False}
     if kind in (*CROPPED, *LLAVA, "lfm2_vl", "aya_vision"):
         clip = {"model_type": "clip_vision_model"} if kind in ("llava", "llava_next") else {}
+        clip |= {"model_type": "siglip_vision_model"} if kind == "llava_siglip" else {}
         tower = {**clip, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"initializer_range": 0.2, "num_patches": 16, "vision_use_head": False}

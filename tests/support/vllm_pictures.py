@@ -25,7 +25,6 @@ from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.picture_llava import Anyres
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
@@ -35,7 +34,7 @@ from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
 BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
-BRIEFLY += ("aya_vision",)
+BRIEFLY += ("llava_lines", "aya_vision")
 """Of these, one whose layers have states beside pictures, and some that see as others."""
 FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, *BRIEFLY]
 SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
@@ -142,9 +141,9 @@ class Watched:
     """An engine of a model, and what it is seen to do."""
 
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
-        form = read_form(folder)
-        has_many = isinstance(form, Anyres) or (form is not None and form.ahead_in_windows)
-        length = 384 if has_many else 128
+        config = json.loads((folder / "config.json").read_text())
+        positions = config.get("text_config", config)["max_position_embeddings"]
+        length = min(384, positions)  # more where pictures have many tokens
         sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
         self.folder = folder
