@@ -25,6 +25,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
 )
+from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -61,6 +62,7 @@ _PROCESSORS = (
     SmolVLMImageProcessorPil,
     CLIPImageProcessorPil,
     SiglipImageProcessorPil,
+    Ovis2ImageProcessorPil,
     LlavaNextImageProcessorPil,
     LlavaOnevisionImageProcessorPil,
 )
@@ -156,7 +158,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
     if "Unified" in _name_of_processor(folder):
         made = _joined(made["pixel_values"], made["image_position_ids"])
-    return {name: one for name, one in made.items() if not name.startswith("num_")}
+    return {name: one for name, one in made.items() if not name.startswith(("num_", "grids"))}
 
 
 def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:

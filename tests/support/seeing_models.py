@@ -21,6 +21,7 @@ from tiny_models import (
     HALF_ROTATED,
     MIXTURE,
     NAMES,
+    OVIS,
     PARTLY_ROTATED,
     PATCH,
     PICTURE,
@@ -99,6 +100,7 @@ MARKS = {
     "llava_lines": ("[IMG_BREAK]", "[IMG_END]"),
     **dict.fromkeys(LLAVA, UNUSED),
     "aya_vision": AYA,
+    "ovis2": OVIS,
     **dict.fromkeys(CROPPED, CROPS),
     "internvl": ("<img>", "</img>"),
     "mistral3": ("[IMG_BREAK]", "[IMG_END]"),
@@ -109,7 +111,8 @@ MARKS = {
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
-AS_OTHERS = {"glm_ocr", "lighton_ocr", "aya_vision", *LLAVA, "llava_lines"} - {"llava_onevision"}
+AS_OTHERS = {"glm_ocr", "lighton_ocr", "aya_vision", "ovis2", "llava_lines", *LLAVA}
+AS_OTHERS -= {"llava_onevision"}
 """Of these, the ones that see by the code of others, such as GLM-4.1V and InternVL."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
@@ -141,6 +144,7 @@ TEXTS = {
     "llava_lines": {**PLAIN, "max_position_embeddings": 512},
     "llava": {**PLAIN, "model_type": "llama"},
     "llava_siglip": {**PLAIN, "model_type": "qwen2"},
+    "ovis2": {**PLAIN, "model_type": "qwen2", "max_position_embeddings": 512},
     "llava_next": {**PLAIN, "max_position_embeddings": 512},
     "llava_onevision": {**PLAIN, "model_type": "qwen2", "max_position_embeddings": 512},
     "aya_vision": {  # of which transformers' whole forgets the scale of logits
@@ -171,8 +175,11 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
         kinds = ["sliding_attention", "full_attention"] * 2
         sizes["layer_types"] = kinds[-int(str(sizes["num_hidden_layers"])) :]
     model_class = whole_class(kind)
+    # What Ovis2 reads outside of its text's section.
+    outer = {key: sizes[key] for key in ("hidden_size", "vocab_size") if kind == "ovis2"}
     config = model_class.config_class(
         **_token_ids(kind),
+        **outer,
         text_config=sizes,
         vision_config=_tower_sizes(kind, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
@@ -185,6 +192,8 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
     write_model(folder, model)
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(kind)))
     if kind == "gemma3":
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
+    if kind == "ovis2":
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
     if kind in CROPPED:
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
@@ -205,6 +214,8 @@ def _token_ids(kind: str) -> dict[str, object]:
     if kind in ("llava_next", "llava_onevision"):
         most = {"vision_aspect_ratio": "anyres_max_2"} if kind == "llava_onevision" else {}
         return {"image_grid_pinpoints": GRIDS, **most}
+    if kind == "ovis2":
+        return {"visual_indicator_token_ids": list(range(first, first + 5))}
     if kind in VIDEOS:
         return {"video_token_id": NAMES.index(VIDEO)}
     if kind == "gemma3":
@@ -260,6 +271,9 @@ def _processor(kind: str) -> dict[str, object]:
         return {"image_processor_type": name, "size": tile, "max_patches": 4} | {
             "crop_to_patches": False  # which the model's processor asks for all the same
         }
+    if kind == "ovis2":
+        tile = {"size": {"height": TILE, "width": TILE}, "max_patches": 4}
+        return {"image_processor_type": "Ovis2ImageProcessor", "crop_to_patches": True, **tile}
     if kind in LLAVA:
         size: dict[str, object] = {"height": TILE, "width": TILE}
         cut = {"size": {"shortest_edge": TILE}, "crop_size": size}
@@ -328,11 +342,12 @@ def _tower_sizes(kind: str, hidden: object) -> dict[str, object]:
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
-    if kind in (*CROPPED, *LLAVA, "lfm2_vl", "aya_vision"):
+    if kind in (*CROPPED, *LLAVA, "lfm2_vl", "aya_vision", "ovis2"):
         clip = {"model_type": "clip_vision_model"} if kind in ("llava", "llava_next") else {}
         clip |= {"model_type": "siglip_vision_model"} if kind == "llava_siglip" else {}
         tower = {**clip, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
+        tower |= {"vocab_size": 40, "hidden_stride": 2} if kind == "ovis2" else {}
         return tower | {"initializer_range": 0.2, "num_patches": 16, "vision_use_head": False}
     if kind == "gemma4_unified":
         tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}

@@ -25,6 +25,7 @@ from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_ovis import TableTiles
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
@@ -34,7 +35,7 @@ from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
 BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
-BRIEFLY += ("llava_lines", "aya_vision")
+BRIEFLY += ("llava_lines", "aya_vision", "ovis2")
 """Of these, one whose layers have states beside pictures, and some that see as others."""
 FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, *BRIEFLY]
 SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
@@ -63,7 +64,8 @@ SAMPLES = 3
 
 def requests(form: PictureForm) -> list[Request]:
     # transformers would take such a token that is drawn for a further picture.
-    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=30, stop_token_ids=(TOKEN,))
+    ends = (TOKEN, *(form.around if isinstance(form, TableTiles) else ()))
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=30, stop_token_ids=ends)
     return [
         Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
         for n, (ids, held) in enumerate((ids, packed(files)) for ids, files in SHOWN)
@@ -73,7 +75,7 @@ def requests(form: PictureForm) -> list[Request]:
 
 def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
     """The next turn of a row, which a tool has shown a picture."""
-    drawn = [token for token in done.tokens if token != TOKEN]  # which ends one
+    drawn = [token for token in done.tokens if token not in row.sampling.stop_token_ids]
     before = [*row.prompt, *drawn, 7]
     shown = form.expanded([TOKEN], packed([WIDE]))
     return replace(
@@ -82,7 +84,7 @@ def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
         prompt=(*before, *shown, 8),
         sampling=replace(row.sampling, max_tokens=8),
         pictures=packed([*unpacked(row.pictures), WIDE]),
-        later=(len(before) + shown.index(TOKEN),),
+        later=(len(before) + form.places(shown, packed([WIDE]))[0][0],),
     )
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 WHOLES = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "internvl", "lfm2_vl")
 WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio", "llava", "llava_next")
-WHOLES += ("llava_onevision", "aya_vision")
+WHOLES += ("llava_onevision", "aya_vision", "ovis2")
 
 
 def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
@@ -43,9 +43,10 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     elif name == "lfm2_vl":
         text = {**text, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8}
         tower |= {"num_patches": 4, "vision_use_head": False}
-    elif name.startswith(("llava", "aya")):
+    elif name.startswith(("llava", "aya", "ovis")):
         kinds = {"llava": "llama", "llava_next": "mistral", "llava_onevision": "qwen2"}
-        kinds |= {"aya_vision": "cohere2"}
+        kinds |= {"aya_vision": "cohere2", "ovis2": "qwen2"}
+        more = {key: text[key] for key in ("hidden_size", "vocab_size") if name == "ovis2"}
         text = {"model_type": kinds[name], **text, "logit_scale": 1.0}  # which Aya's whole forgets
         tower |= {} if kinds[name] in ("llama", "mistral") else {"vision_use_head": False}
     elif name in ("idefics3", "smolvlm"):

@@ -28,6 +28,7 @@ from ppojob_trainer.models.weight_stream import stored_weights
 
 SEEING = ["gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "mistral3", "smolvlm"]
 SEEING += ["lfm2_vl", "lighton_ocr", "llava", "llava_next", "llava_onevision", "aya_vision"]
+SEEING += ["ovis2"]
 """Of these wholes, those whose tower is read."""
 MAY_TIE = [name for name in WHOLES if name != "qwen2_audio"]
 """Those that have no output layer of their own where config.json says so."""

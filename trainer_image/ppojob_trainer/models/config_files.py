@@ -26,6 +26,7 @@ _PARTS: Final = (
     *("vision_tower", "multi_modal_projector"),
     *("vision_model", "connector"),  # of SmolVLM and Idefics3
     *("vision_encoder", "vision_projection"),  # of LightOnOCR
+    "visual_embeddings_table",  # of Ovis2
     *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4; Qwen2-Audio
 )
 _BESIDE_THINKER: Final = ("thinker.audio_tower", "talker", "token2wav", "code2wav")

@@ -1204,6 +1204,7 @@ MULTIMODAL: Final[Mapping[str, Multimodal]] = {
     "lfm2_vl": Multimodal("LFM2-VL, LFM2.5-VL", "lfm2"),
     "lighton_ocr": Multimodal("LightOnOCR", "qwen3"),
     "aya_vision": Multimodal("Aya Vision", "cohere2"),
+    "ovis2": Multimodal("Ovis2", "qwen2"),
     "llava": Multimodal("LLaVA 1.5, LLaVA-Interleave, Pixtral 12B", "llama"),
     "llava_next": Multimodal("LLaVA-NeXT", "llama"),
     "llava_onevision": Multimodal("LLaVA-OneVision", "qwen2"),

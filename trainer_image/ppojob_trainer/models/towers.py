@@ -20,6 +20,7 @@ from transformers.models.llava import modeling_llava as llava
 from transformers.models.llava_next import modeling_llava_next as llava_next
 from transformers.models.llava_onevision import modeling_llava_onevision as llava_onevision
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
+from transformers.models.ovis2 import modeling_ovis2 as ovis2
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5_omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
@@ -138,6 +139,35 @@ class _LlavaNextTower(_WithNewline):
 class _LlavaOnevisionTower(_WithNewline):
     get_image_features = llava_onevision.LlavaOnevisionModel.get_image_features
     pack_image_features = llava_onevision.LlavaOnevisionModel.pack_image_features
+
+
+class _Ovis2Tower(ovis2.Ovis2PreTrainedModel):  # type: ignore[misc]
+    """The tower of Ovis2, with the table of embeddings of which its features are means."""
+
+    get_image_features = ovis2.Ovis2Model.get_image_features
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        entries = self.visual_vocab_size = config.vision_config.vocab_size
+        self.vision_tower = ovis2.Ovis2VisionModel(config.vision_config)
+        self.visual_embeddings_table = ovis2.Ovis2VisualEmbeddingTable(entries, config.hidden_size)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, grids: Tensor) -> Any:
+        """Return (tokens, h) of the tiles (n, 3, y, x) of an image, and of what stands around them.
+
+        `grids` (1, 2) int64 are the rows and columns of the tiles behind the first, if it has more.
+        """
+        output = self.get_image_features(pixel_values)
+        whole, *tiles = output.pooler_output
+        begin, behind_whole, column_end, row_end, end = output.visual_indicator_features[:, None]
+        found, columns = [begin, whole, behind_whole], int(grids[0, 1])
+        for number, tile in enumerate(tiles):
+            if number:
+                found.append(column_end if number % columns else row_end)
+            found.append(tile)
+        output.pooler_output = torch.cat([*found, end])
+        return output
 
 
 class _Pixtral(_Projected):
@@ -377,6 +407,7 @@ TOWERS: Final = {
     "llava_next": _LlavaNextTower,
     "llava_onevision": _LlavaOnevisionTower,
     "mistral3": _Mistral3Tower,
+    "ovis2": _Ovis2Tower,
     "qwen2_5_omni_thinker": _OmniTower,
     "qwen2_audio": _Qwen2AudioTower,
     "qwen3_omni_moe_thinker": _Omni3Tower,

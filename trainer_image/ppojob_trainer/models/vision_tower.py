@@ -37,7 +37,7 @@ _PROCESSORS: Final = (
     *("Gemma4ImageProcessorPil", "Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil"),
     *("CLIPImageProcessorPil", "SiglipImageProcessorPil", "LlavaImageProcessorPil"),
     *("LlavaNextImageProcessorPil", "LlavaOnevisionImageProcessorPil"),
-    "WhisperFeatureExtractor",
+    *("Ovis2ImageProcessorPil", "WhisperFeatureExtractor"),
 )
 
 

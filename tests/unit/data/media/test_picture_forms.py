@@ -39,6 +39,7 @@ from transformers import (
     LlavaNextProcessor,
     LlavaOnevisionProcessor,
     LlavaProcessor,
+    Ovis2Processor,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -51,6 +52,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
 )
+from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -176,6 +178,24 @@ class OfLfm2:
         return {"input_ids": [self.tokenizer.encode(text)]}
 
 
+def of_ovis(folder: Path) -> Any:
+    class Processor(Ovis2Processor):
+        """With another token of pictures."""
+
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+        def _check_special_mm_tokens(self, *_: object, **__: object) -> None: ...
+
+        def __call__(self, **named: Any) -> Any:
+            return super().__call__(**named, return_tensors="pt")
+
+        def replace_image_token(self, *given: Any, **named: Any) -> str:
+            return super().replace_image_token(*given, **named).replace("<IMG_ATOM>", PICTURE)
+
+    images, tokenizer = Ovis2ImageProcessorPil, AutoTokenizer.from_pretrained(folder)
+    return Processor(images.from_pretrained(folder), tokenizer, image_seq_length=4)
+
+
 def of_aya(folder: Path) -> Any:
     class Processor(AyaVisionProcessor):
         def check_argument_for_proper_class(self, *_: object) -> None: ...
@@ -207,6 +227,7 @@ def of_llava(folder: Path, made: Any = LlavaProcessor, images: Any = CLIPImagePr
 
 PROCESSORS: dict[str, Callable[[Path], Any]] = {
     "aya_vision": of_aya,
+    "ovis2": of_ovis,
     "llava": of_llava,
     "llava_next": partial(of_llava, made=LlavaNextProcessor, images=LlavaNextImageProcessorPil),
     "llava_onevision": partial(
@@ -235,7 +256,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
     form, processor = form_of(folders[name]), PROCESSORS[name](folders[name])
-    mark = {"gemma3": BEGIN_SQUARE, "aya_vision": "<image>"}.get(name, PICTURE)
+    mark = {"gemma3": BEGIN_SQUARE} | dict.fromkeys(("aya_vision", "ovis2"), "<image>")
+    mark = mark.get(name, PICTURE)
     shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     ids = form.expanded(processor.tokenizer.encode(form.rewritten(text)), packed(shown))
@@ -245,12 +267,14 @@ def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
         told[1:1] = [TOKEN] * (max(form.size_of(shown[0])) // (2 * PATCH))
     assert ids == told
     places = form.places(ids, packed(shown))
+    first = len(NAMES)  # of the tokens around tiles, which have features in Ovis2
+    known = {TOKEN, *(range(first, first + 5) if name == "ovis2" else ())}
     assert [one for own in places for one in own] == [
-        place for place, id_ in enumerate(ids) if id_ == TOKEN
+        place for place, id_ in enumerate(ids) if id_ in known
     ]
     behind = form.expanded([TOKEN], packed(shown[1:]))
     drawn = [*ids, TOKEN, 9, *behind]  # a token of the model's own, which is text
-    later = len(ids) + 2 + behind.index(TOKEN)
+    later = len(ids) + 2 + form.places(behind, packed(shown[1:]))[0][0]
     assert form.places(drawn, packed([*shown, shown[1]]), [later])[2][0] == later
 
 
@@ -592,6 +616,9 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("lfm2_vl", "preprocessor_config.json", {"resample": 1}),
         ("lfm2_vl", "config.json", {"downsample_factor": 4}),
         ("lfm2_vl", "config.json", {"image_token_id": 4000}),
+        ("ovis2", "config.json", {"visual_indicator_token_ids": [1, 2, 3, 4, 5]}),
+        ("ovis2", "processor_config.json", {"image_seq_length": 9}),
+        ("ovis2", "preprocessor_config.json", {"use_covering_area_grid": False}),
         ("aya_vision", "config.json", {"downsample_factor": 3}),
         ("aya_vision", "config.json", {"image_token_index": 4000}),
         ("llava", "preprocessor_config.json", {"size": {"shortest_edge": 2 * TILE}}),

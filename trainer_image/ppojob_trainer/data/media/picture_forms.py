@@ -20,11 +20,13 @@ from ppojob_trainer.data.media.picture_files import (
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
 from ppojob_trainer.data.media.picture_llava import Anyres, Single
+from ppojob_trainer.data.media.picture_ovis import TableTiles
 from ppojob_trainer.data.media.picture_settings import (
     CropsSettings,
     GridSettings,
     LinesSettings,
     LlavaSettings,
+    OvisSettings,
     PooledSettings,
     SplitsSettings,
     SquaresSettings,
@@ -42,6 +44,7 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.read, PooledSettings)),
     **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.read, CropsSettings)),
     "Lfm2Vl": (Splits.read, SplitsSettings),
+    "Ovis2": (TableTiles.read, OvisSettings),
     **dict.fromkeys(("CLIPImage", "SiglipImage", "LlavaImage"), (Single.read, LlavaSettings)),
     **dict.fromkeys(("LlavaNextImage", "LlavaOnevisionImage"), (Anyres.read, LlavaSettings)),
 }

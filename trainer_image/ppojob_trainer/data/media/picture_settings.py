@@ -176,6 +176,22 @@ class CropsSettings(Struct):
     processor_do_image_splitting: bool = True
 
 
+class OvisSettings(Struct):
+    """Settings of Ovis2."""
+
+    image_token_id: int = 151_665
+    visual_indicator_token_ids: tuple[int, ...] = tuple(range(151_666, 151_671))
+    tower_image_size: _Count = 224
+    tower_patch_size: _Count = 14
+    tower_hidden_stride: _Count = 1
+    tower_tokenize_function: Literal["softmax", "st_argmax"] = "softmax"  # not a random one
+    processor_size: PictureSides | None = None
+    processor_crop_to_patches: bool = False
+    processor_max_patches: Annotated[int, Meta(ge=1, le=64)] = 12
+    processor_use_covering_area_grid: Literal[True] = True
+    processor_do_resize: Literal[True] = True
+
+
 class SplitsSettings(Struct):
     """Settings of LFM2-VL."""
 
