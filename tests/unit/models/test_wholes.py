@@ -43,7 +43,7 @@ def test_every_whole_has_a_model() -> None:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("name", MAY_TIE)
+@pytest.mark.parametrize("name", tried(MAY_TIE))
 def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) -> None:
     whole = save_whole(tmp_path, name, tie_word_embeddings=is_tied)
     report = check_model_folder(tmp_path)
@@ -61,7 +61,7 @@ def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) 
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("name", MAY_TIE)
+@pytest.mark.parametrize("name", tried(MAY_TIE))
 def test_a_head_that_is_there_is_used_where_a_whole_and_its_part_differ(tmp_path, name, is_tied):
     """transformers writes its default of the whole, tied, beside that of the part."""
     save_whole(tmp_path, name, tie_word_embeddings=is_tied)
@@ -95,7 +95,7 @@ def test_newer_names_of_weights_are_known_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_adapters", [True, False])
-@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("name", tried(WHOLES))
 def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: bool) -> None:
     folder, target = tmp_path / "model", tmp_path / "export"
     before = save_whole(folder, name)
@@ -181,7 +181,7 @@ def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(tmp_pat
     assert all(torch.equal(exported[at], stored[at]) for at in stored)
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", tried(SEEING))
 def test_a_tower_that_learns_is_in_the_export(tmp_path: Path, name: str) -> None:
     """Under the names that the folder has, and none of it is left as it was."""
     folder, target = tmp_path / "model", tmp_path / "export"
