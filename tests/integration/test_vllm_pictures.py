@@ -17,7 +17,8 @@ FAMILIES = [*FILMED, "glm4v", "glm4v_moe", "internvl", "mistral3", "gemma3", "sm
 FAMILIES += ["gemma4", "gemma4_unified", "gemma4_told"]
 SHORT = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma4_told")
 """Families of `make test`, which differ most in what they do with pictures."""
-BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr")
+BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
+BRIEFLY += ("llava_lines", "aya_vision", "ovis2")
 """Families of which less is asked."""
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5

@@ -118,6 +118,44 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
     assert all(torch.equal(exported[name], after[name]) for name in after)
 
 
+@pytest.mark.long
+def test_a_reward_model_learns_from_pictures_and_scores_by_them(tmp_path: Path) -> None:
+    model = make_folder(tmp_path)
+    train, held_out = tmp_path / "pairs.parquet", tmp_path / "held-out.parquet"
+    write_answers(train, 24, "reward_model")
+    write_answers(held_out, 7, "reward_model")
+    data = {"train": [{"path": str(train)}], "validation": [{"path": str(held_out)}]}
+    pairs = media_job(
+        tmp_path,
+        {**data, "maxPromptTokens": 64, "maxResponseTokens": 64},
+        model=model,
+        roles={"actorRollout": {"ranksPerReplica": 2}},
+        algorithm={"type": "reward_model", "promptsPerStep": 8},
+        optimizer={"learningRate": 1e-2},
+        rollout={},
+        rewards=[],
+        steps={"total": 15, "validateEvery": 15, "validateFirst": True},
+        checkpoint={},
+    )
+    (tmp_path / "pairs").mkdir()
+    learnt = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "pairs", tmp_path, **pairs))
+    first, *_, last = [one["val/loss"] for one in run_folders.metrics(learnt) if "val/loss" in one]
+    assert first == pytest.approx(math.log(2), abs=1e-6)
+    assert last < 0.8 * first
+    scored = picture_job(
+        tmp_path,
+        model=model,
+        rewards=[],
+        rewardModel={"path": str(learnt / "export")},
+        steps={"total": 1},
+        checkpoint={},
+    )
+    (tmp_path / "scored").mkdir()
+    output = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path / "scored", tmp_path, **scored))
+    *_, record = run_folders.metrics(output)
+    assert record["critic/score/max"] > record["critic/score/min"]
+
+
 def loss_of_the_whole(folder: Path, rows: Path) -> float:
     """What transformers' whole model says of the answers, with the pixels of all pictures."""
     model = folder / "model"
@@ -163,6 +201,7 @@ LONG_OF_VLLM = [pytest.mark.vllm, pytest.mark.long]
         pytest.param("seeing_crops", {"rollout": VLLM}, marks=LONG_OF_VLLM),
         pytest.param("seeing_pooled", {}, marks=LONG),
         pytest.param("seeing_splits", {}, marks=LONG),
+        pytest.param("seeing_grids", {}, marks=LONG),
         pytest.param("seeing_told", {"rollout": VLLM}, marks=LONG_OF_VLLM),
         pytest.param("seeing_3", {"rollout": VLLM}, marks=pytest.mark.vllm),
     ],

@@ -12,14 +12,23 @@ from tiny_models import NAMES, PATCH, PICTURE, turned
 from torch import Tensor
 from transformers import Gemma4UnifiedForConditionalGeneration, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.media.media_form import MediaForm
@@ -51,6 +60,11 @@ _PROCESSORS = (
     Gemma4ImageProcessorPil,
     Idefics3ImageProcessorPil,
     SmolVLMImageProcessorPil,
+    CLIPImageProcessorPil,
+    SiglipImageProcessorPil,
+    Ovis2ImageProcessorPil,
+    LlavaNextImageProcessorPil,
+    LlavaOnevisionImageProcessorPil,
 )
 
 
@@ -144,7 +158,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
     if "Unified" in _name_of_processor(folder):
         made = _joined(made["pixel_values"], made["image_position_ids"])
-    return {name: one for name, one in made.items() if not name.startswith("num_")}
+    return {name: one for name, one in made.items() if not name.startswith(("num_", "grids"))}
 
 
 def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
@@ -210,7 +224,10 @@ def _of_files(name: str) -> str:
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
     names = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+    weights = list(names.values())
+    # Towers of LLaVA have layers behind that of their features; these get zeros.
+    found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
 
 
 def relative_difference(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

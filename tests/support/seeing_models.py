@@ -1,6 +1,7 @@
 """Tiny models that see pictures, as transformers has them: a tower beside a language model."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import transformers
 from tiny_models import (
     AROUND_POOLED,
+    AYA,
     BEGIN_SQUARE,
     CONVOLUTIONS,
     CORRECTED,
@@ -19,6 +21,7 @@ from tiny_models import (
     HALF_ROTATED,
     MIXTURE,
     NAMES,
+    OVIS,
     PARTLY_ROTATED,
     PATCH,
     PICTURE,
@@ -45,7 +48,7 @@ from ppojob_trainer.data.media.picture_forms import read_form
 
 def whole_class(kind: str) -> type[PreTrainedModel]:
     """transformers' class of a model with a tower, by its `model_type`; of Gemma 4 see `TOLD`."""
-    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[kind.removesuffix("_told")]
+    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[re.sub("_(told|lines|siglip)$", "", kind)]
     found: type[PreTrainedModel] = getattr(transformers, name)
     return found
 
@@ -62,6 +65,7 @@ SEEING = {
     "seeing_pooled": "gemma4",
     "seeing_told": "gemma4_told",
     "seeing_splits": "lfm2_vl",
+    "seeing_grids": "llava_onevision",
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {"qwen3_vl", "qwen3_vl_moe"}
@@ -85,7 +89,18 @@ THREE_WAYS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "
 POOLED = ["gemma4_unified", "gemma4", "gemma4_told"]
 """Whose pictures keep their shapes, with up to 70 tokens each."""
 
+LLAVA = {
+    "llava": "CLIPImageProcessor",
+    "llava_siglip": "SiglipImageProcessor",
+    "llava_next": "LlavaNextImageProcessor",
+    "llava_onevision": "LlavaOnevisionImageProcessor",
+}
+"""With their processors: the first cuts a square out, the last two have grids of squares."""
 MARKS = {
+    "llava_lines": ("[IMG_BREAK]", "[IMG_END]"),
+    **dict.fromkeys(LLAVA, UNUSED),
+    "aya_vision": AYA,
+    "ovis2": OVIS,
     **dict.fromkeys(CROPPED, CROPS),
     "internvl": ("<img>", "</img>"),
     "mistral3": ("[IMG_BREAK]", "[IMG_END]"),
@@ -96,8 +111,9 @@ MARKS = {
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
-AS_OTHERS = {"glm_ocr", "lighton_ocr"}
-"""Of these, the ones that see by the code of GLM-4.1V and Mistral Small 3."""
+AS_OTHERS = {"glm_ocr", "lighton_ocr", "aya_vision", "ovis2", "llava_lines", *LLAVA}
+AS_OTHERS -= {"llava_onevision"}
+"""Of these, the ones that see by the code of others, such as GLM-4.1V and InternVL."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
 IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
@@ -125,6 +141,16 @@ TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
     "internvl": {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     "mistral3": PLAIN,
+    "llava_lines": {**PLAIN, "max_position_embeddings": 512},
+    "llava": {**PLAIN, "model_type": "llama"},
+    "llava_siglip": {**PLAIN, "model_type": "qwen2"},
+    "ovis2": {**PLAIN, "model_type": "qwen2", "max_position_embeddings": 512},
+    "llava_next": {**PLAIN, "max_position_embeddings": 512},
+    "llava_onevision": {**PLAIN, "model_type": "qwen2", "max_position_embeddings": 512},
+    "aya_vision": {  # of which transformers' whole forgets the scale of logits
+        **{**PLAIN, "model_type": "cohere2", "pad_token_id": 0, "logit_scale": 1.0},
+        **{"sliding_window": 20, "sliding_window_pattern": 2},
+    },
     "lighton_ocr": {**PLAIN, "model_type": "qwen3", "head_dim": 32},
     "lfm2_vl": {**PLAIN, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8},
     "gemma3": IN_WINDOWS,
@@ -135,6 +161,8 @@ TEXTS = {
 }
 """Of those whose tokens of pictures are counted as those of text, what their text is."""
 TILE = 4 * PATCH
+GRIDS = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE], [TILE, 4 * TILE]]
+GRIDS += [[4 * TILE, TILE]]
 
 
 def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object) -> PreTrainedModel:
@@ -147,8 +175,11 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
         kinds = ["sliding_attention", "full_attention"] * 2
         sizes["layer_types"] = kinds[-int(str(sizes["num_hidden_layers"])) :]
     model_class = whole_class(kind)
+    # What Ovis2 reads outside of its text's section.
+    outer = {key: sizes[key] for key in ("hidden_size", "vocab_size") if kind == "ovis2"}
     config = model_class.config_class(
         **_token_ids(kind),
+        **outer,
         text_config=sizes,
         vision_config=_tower_sizes(kind, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
@@ -162,6 +193,8 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(kind)))
     if kind == "gemma3":
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
+    if kind == "ovis2":
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
     if kind in CROPPED:
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
     if kind in TIMED:
@@ -173,9 +206,16 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
     return model
 
 
-def _token_ids(kind: str) -> dict[str, int]:
+def _token_ids(kind: str) -> dict[str, object]:
     """What config.json says of a picture's tokens beside the one that stands for it."""
     first = len(NAMES)
+    if kind in ("llava_lines", "llava_siglip"):
+        return {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    if kind in ("llava_next", "llava_onevision"):
+        most = {"vision_aspect_ratio": "anyres_max_2"} if kind == "llava_onevision" else {}
+        return {"image_grid_pinpoints": GRIDS, **most}
+    if kind == "ovis2":
+        return {"visual_indicator_token_ids": list(range(first, first + 5))}
     if kind in VIDEOS:
         return {"video_token_id": NAMES.index(VIDEO)}
     if kind == "gemma3":
@@ -225,13 +265,22 @@ def _processor(kind: str) -> dict[str, object]:
     """What is said of pictures, as folders of the hub have it."""
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
     least, most = 4 * PATCH**2, 64 * PATCH**2
-    if kind == "internvl":
+    if kind in ("internvl", "aya_vision"):
         tile = {"height": TILE, "width": TILE}
         name = "GotOcr2ImageProcessorFast"
         return {"image_processor_type": name, "size": tile, "max_patches": 4} | {
             "crop_to_patches": False  # which the model's processor asks for all the same
         }
-    if kind in ("mistral3", "lighton_ocr"):
+    if kind == "ovis2":
+        tile = {"size": {"height": TILE, "width": TILE}, "max_patches": 4}
+        return {"image_processor_type": "Ovis2ImageProcessor", "crop_to_patches": True, **tile}
+    if kind in LLAVA:
+        size: dict[str, object] = {"height": TILE, "width": TILE}
+        cut = {"size": {"shortest_edge": TILE}, "crop_size": size}
+        said = {"size": size} if kind in ("llava_siglip", "llava_onevision") else cut
+        grids = {} if kind in ("llava", "llava_siglip") else {"image_grid_pinpoints": GRIDS}
+        return {"image_processor_type": LLAVA[kind], **said, **grids}
+    if kind in ("mistral3", "lighton_ocr", "llava_lines"):
         return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
             "size": {"longest_edge": 16 * PATCH}
         }
@@ -285,7 +334,7 @@ def _tower_sizes(kind: str, hidden: object) -> dict[str, object]:
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_scale_init_value": 0.5}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"image_size": [TILE, TILE], "patch_size": [PATCH, PATCH]}
-    if kind in ("mistral3", "lighton_ocr"):
+    if kind in ("mistral3", "lighton_ocr", "llava_lines"):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
@@ -293,9 +342,12 @@ def _tower_sizes(kind: str, hidden: object) -> dict[str, object]:
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
-    if kind in (*CROPPED, "lfm2_vl"):
-        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
+    if kind in (*CROPPED, *LLAVA, "lfm2_vl", "aya_vision", "ovis2"):
+        clip = {"model_type": "clip_vision_model"} if kind in ("llava", "llava_next") else {}
+        clip |= {"model_type": "siglip_vision_model"} if kind == "llava_siglip" else {}
+        tower = {**clip, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
+        tower |= {"vocab_size": 40, "hidden_stride": 2} if kind == "ovis2" else {}
         return tower | {"initializer_range": 0.2, "num_patches": 16, "vision_use_head": False}
     if kind == "gemma4_unified":
         tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}

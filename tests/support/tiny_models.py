@@ -126,11 +126,13 @@ CROPS = (AROUND_CROPS, "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) fo
 UNUSED = ("<|vision_pad|>", "<|vision_end|>")
 SPLITS = ("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
 SPLITS += tuple(f"<|img_row_{n}_col_{m}|>" for n in range(1, 5) for m in range(1, 5))
+OVIS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+AYA = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 5)))
 SOUND = "<|AUDIO|>"
 AROUND_SOUND = ("<|audio_bos|>", "<|audio_eos|>")
 OMNI = (SOUND, *AROUND_SOUND, "<|IMAGE|>", "<|VIDEO|>", "<|vision_bos|>", "<|vision_eos|>")
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
-MARKS += (*AROUND_POOLED, *OMNI, *SPLITS, *UNUSED)
+MARKS += (*AROUND_POOLED, *OMNI, *SPLITS, *UNUSED, *AYA, *OVIS)
 """Tokens around pictures, and of and around sounds."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
@@ -263,7 +265,7 @@ def save_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
-    if {BEGIN_SQUARE, AROUND_CROPS, *AROUND_POOLED, *SPLITS, *UNUSED} & {*names}:
+    if {BEGIN_SQUARE, AROUND_CROPS, *AROUND_POOLED, *SPLITS, *UNUSED, *AYA, *OVIS} & {*names}:
         special.append(PICTURE)
     if BEGIN_SQUARE in names:  # which a template writes for a picture
         template = template.replace(f"'{PICTURE}'", f"'{BEGIN_SQUARE}'")

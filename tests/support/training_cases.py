@@ -232,6 +232,9 @@ CASES = {
     "pictures_and_states": Case(  # biases of its tower's keys as above
         (0, 1, 0, 1, 0), 100, model="seeing_splits", recompute=True, seeing=True, optimizer=SGD
     ),
+    "pictures_in_grids": Case(
+        (0, 1, 0, 1, 0), 160, model="seeing_grids", seeing=True, optimizer=SGD
+    ),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3), taught=True),

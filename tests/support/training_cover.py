@@ -60,6 +60,7 @@ _CASES = {
         *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
         *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text", "phi3"),
         *("lfm2", "cohere2", "gpt2", "minimax_m2", "pictures_and_states"),
+        "pictures_in_grids",
     ),
     "p3": (
         *(*_EACH, "muon", "full_kl", "partition", "a_gradient_that_is_not_finite"),

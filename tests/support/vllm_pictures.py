@@ -25,6 +25,7 @@ from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_ovis import TableTiles
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
@@ -33,9 +34,10 @@ from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams, g
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
-FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, "lfm2_vl", "glm_ocr", "lighton_ocr"]
-BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr")
-"""Of these, one whose layers have states beside pictures, and two that see as others."""
+BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
+BRIEFLY += ("llava_lines", "aya_vision", "ovis2")
+"""Of these, one whose layers have states beside pictures, and some that see as others."""
+FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, *BRIEFLY]
 SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
 WHOLLY = "qwen2_vl"
@@ -62,7 +64,8 @@ SAMPLES = 3
 
 def requests(form: PictureForm) -> list[Request]:
     # transformers would take such a token that is drawn for a further picture.
-    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=30, stop_token_ids=(TOKEN,))
+    ends = (TOKEN, *(form.around if isinstance(form, TableTiles) else ()))
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=30, stop_token_ids=ends)
     return [
         Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
         for n, (ids, held) in enumerate((ids, packed(files)) for ids, files in SHOWN)
@@ -72,7 +75,7 @@ def requests(form: PictureForm) -> list[Request]:
 
 def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
     """The next turn of a row, which a tool has shown a picture."""
-    drawn = [token for token in done.tokens if token != TOKEN]  # which ends one
+    drawn = [token for token in done.tokens if token not in row.sampling.stop_token_ids]
     before = [*row.prompt, *drawn, 7]
     shown = form.expanded([TOKEN], packed([WIDE]))
     return replace(
@@ -81,7 +84,7 @@ def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
         prompt=(*before, *shown, 8),
         sampling=replace(row.sampling, max_tokens=8),
         pictures=packed([*unpacked(row.pictures), WIDE]),
-        later=(len(before) + shown.index(TOKEN),),
+        later=(len(before) + form.places(shown, packed([WIDE]))[0][0],),
     )
 
 
@@ -131,7 +134,7 @@ def saved(folder: Path, kind: str) -> PreTrainedModel:
         sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
         if kind == "gemma4_told":
             sizes |= OF_TOLD
-        is_tied = kind in ("qwen2_vl", "glm4v_moe", "lfm2_vl")
+        is_tied = kind in ("qwen2_vl", "glm4v_moe", "lfm2_vl", "aya_vision")
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
     return whole_class(kind).from_pretrained(folder)
 
@@ -140,8 +143,9 @@ class Watched:
     """An engine of a model, and what it is seen to do."""
 
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
-        form = read_form(folder)
-        length = 384 if form is not None and form.ahead_in_windows else 128
+        config = json.loads((folder / "config.json").read_text())
+        positions = config.get("text_config", config)["max_position_embeddings"]
+        length = min(384, positions)  # more where pictures have many tokens
         sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
         self.folder = folder

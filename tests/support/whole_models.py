@@ -10,7 +10,8 @@ from tiny_models import CONVOLUTIONS, NAMES, SIZES, TWO_LAYERS, write_model
 from transformers import PreTrainedModel
 
 WHOLES = ("llama4", "gemma3", "gemma4", "gemma4_unified", "mistral3", "internvl", "lfm2_vl")
-WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio")
+WHOLES += ("lighton_ocr", "idefics3", "smolvlm", "qwen2_audio", "llava", "llava_next")
+WHOLES += ("llava_onevision", "aya_vision", "ovis2")
 
 
 def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
@@ -38,15 +39,19 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
         tower = {"patch_size": 4, "mm_embed_dim": 16, "mm_posemb_size": 8}
         tower |= {"output_proj_dims": text["hidden_size"]}
         more = {"audio_config": {"audio_embed_dim": 16}}
-    elif name == "mistral3":
-        text = {"head_dim": 8, "model_type": "mistral", **text}
-        tower |= {"model_type": "pixtral", "head_dim": 8}
-    elif name == "lighton_ocr":
-        text = {"head_dim": 8, "model_type": "qwen3", **text}
+    elif name in ("mistral3", "lighton_ocr"):
+        kind = "mistral" if name == "mistral3" else "qwen3"
+        text = {"head_dim": 8, "model_type": kind, **text}
         tower |= {"model_type": "pixtral", "head_dim": 8}
     elif name == "lfm2_vl":
         text = {**text, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8}
         tower |= {"num_patches": 4, "vision_use_head": False}
+    elif name.startswith(("llava", "aya", "ovis")):
+        kinds = {"llava": "llama", "llava_next": "mistral", "llava_onevision": "qwen2"}
+        kinds |= {"aya_vision": "cohere2", "ovis2": "qwen2"}
+        more = {key: text[key] for key in ("hidden_size", "vocab_size") if name == "ovis2"}
+        text = {"model_type": kinds[name], **text, "logit_scale": 1.0}  # which Aya's whole forgets
+        tower |= {} if kinds[name] in ("llama", "mistral") else {"vision_use_head": False}
     elif name in ("idefics3", "smolvlm"):
         text = {"head_dim": 8, "model_type": "llama", **text}
     else:

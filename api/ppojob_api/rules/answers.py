@@ -134,10 +134,6 @@ ANSWER_RULES = rules(
         type ${self.algorithm.type} generates nothing; another type, with the export as its model
     when: self.algorithm.type in $GIVEN
 
-    spec | data.maxPicturePixels data.minPicturePixels model.freezeVisionTower | NoEffect | here
-        a reward model is trained on text only; remove it
-    when: self.algorithm.type == 'reward_model'
-
     spec | model.mtp | NotInThisVersion | here
         with algorithm.type ${self.algorithm.type}: not in this version; remove it
     when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'

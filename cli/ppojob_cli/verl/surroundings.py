@@ -54,7 +54,7 @@ def _files(value: Any) -> list[dict[str, str]]:
     return [{"path": str(path)} for path in listed(value) if path is not None]
 
 
-_SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3|ocr")
+_SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3|llava|aya-vision|ovis|ocr")
 """What the names of models that see pictures have."""
 
 

@@ -1,17 +1,29 @@
 """Scores of a tiny classifier are those of transformers, one text at a time."""
 
+import msgspec
 import pytest
 import torch
 import transformers
-from tiny_models import NAMES, TWO_LAYERS, save_model, save_tokenizer
+from padded_reference import whole_logits
+from seeing_models import save_seeing_model
+from tiny_models import NAMES, TWO_LAYERS, noise, save_model, save_tokenizer
 
 from ppojob_api.v1alpha1.training import TrainingSpec
+from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.media.pictures import packed
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, RewardFailed
-from ppojob_trainer.models.kinds import REWARD
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import REWARD, SCORER
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.rpc.messages.rows import BatchName
+from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, ScoreByModel, Texts
+from ppojob_trainer.workers.device_sharing import DeviceSharing
+from ppojob_trainer.workers.learner import resident_weights
+from ppojob_trainer.workers.reward_model import RewardModelStages
 
 pytestmark = pytest.mark.processes
 
@@ -78,6 +90,45 @@ def test_scores_are_those_of_transformers(tmp_path, family):
         got = our_scores(folder, micro_batch_tokens=budget)
         assert got == pytest.approx(expected, abs=1e-5)
     assert our_scores(folder, []) == []
+
+
+def test_pictures_are_scored_as_the_whole_model_sees_them(tmp_path):
+    """A head that is a row of the output layer scores a text by its logit."""
+    before, folder = tmp_path / "model", tmp_path / "scorer"
+    whole = save_seeing_model(before, "internvl")
+    scorer = load_model(before, kind=SCORER)
+    with torch.no_grad():
+        scorer.score.weight.copy_(whole.lm_head.weight[7:8])
+    export_model(
+        folder, hf_named_tensors(scorer), model_folder=before, dtype=torch.float32, kind=SCORER
+    )
+    report = check_model_folder(folder, REWARD)
+    assert (report.errors, report.warnings) == ([], [])
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    files = packed([noise(1, (40, 20))])
+    answers = [Answer(asked, "red", files), Answer([{"role": "user", "content": "1+1"}], "2")]
+    expected = []
+    with ChatTokenizer(folder) as chat:
+        for answer in answers:
+            told = [*answer.prompt, {"role": "assistant", "content": answer.response}]
+            (ids,) = chat.encode_chats([told], open_turn=False)
+            ids = torch.tensor(chat.pictures.expanded(ids, answer.pictures))
+            with torch.no_grad():
+                logits = whole_logits(whole, folder, ids, answer.pictures, torch.zeros(1).long())
+            expected.append(logits[0, 7].item())
+    assert our_scores(folder, answers) == pytest.approx(expected, abs=1e-5)
+    with ChatTokenizer(folder) as chat:  # what a rank is sent
+        engine = ScoreEngine(load_model(folder, kind=REWARD), chat, TrainingSpec())
+        stages = RewardModelStages(engine, resident_weights(scorer, ()), chat, DeviceSharing())
+        batch, prompt = BatchName(0, 1, "train"), [{"role": "user", "content": "<image>?"}]
+        stages._inbox.put(Texts(batch, 0, ["red", "red"]))
+        items = [ModelScoreItem(0, 2, msgspec.json.encode(prompt), files)]
+        sent = stages._score(ScoreByModel(batch, items, began=0.0)).scores
+    assert sent == pytest.approx([expected[0]] * 2, abs=1e-5)
+    text = Answer(asked, "a ~", files)  # of whose tokens the last is no picture
+    assert our_scores(folder, [text]) != our_scores(folder, answers[:1])
+    with pytest.raises(ConfigError, match=r"^rewardModel: answer 0: got \d+ tokens with pictures"):
+        our_scores(folder, answers, max_tokens=9)
 
 
 @pytest.mark.parametrize("pad", ["<|pad|>", "<|im_end|>", None])

@@ -15,7 +15,7 @@ from tiny_models import MIXTURE, save_policy
 from transformers import Qwen3MoeForCausalLM
 
 from ppojob_trainer.models.folder_checks import check_model_folder
-from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, SCORER, ModelKind
+from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.problems import ModelReason
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_folders.txt")
@@ -174,7 +174,6 @@ OTHER_KINDS: dict[str, tuple[ModelKind, Spoil]] = {
         CRITIC,
         config(architectures=["LlamaForTokenClassification"], id2label={"0": "a", "1": "b"}),
     ),
-    "reward model that sees": (SCORER, config(vision_config={})),
     "critic of two numbers": (CRITIC, tensors(**{"score.weight": np.ones((2, 64), np.float32)})),
     "no folder of a critic": (CRITIC, shutil.rmtree),
     "no reward model": (REWARD, config(architectures=["LlamaForCausalLM"])),

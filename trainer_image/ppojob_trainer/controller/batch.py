@@ -15,6 +15,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.columns import INTERACTION
+from ppojob_trainer.data.media.pictures import is_picture, unpacked
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
@@ -172,9 +173,17 @@ class Batch:
         ]
 
     def model_score_items(self, first: int, last: int) -> list[ModelScoreItem]:
-        """Return the inputs of a reward model for rows `[first, last)`."""
+        """Return the inputs of a reward model for rows `[first, last)`.
+
+        Clips and sounds are in the form of the policy, which a reward model may not read.
+        """
         return [
-            ModelScoreItem(begin, end, msgspec.json.encode(prompt.prompt))
+            ModelScoreItem(
+                begin,
+                end,
+                msgspec.json.encode(prompt.prompt),
+                prompt.pictures if all(map(is_picture, unpacked(prompt.pictures))) else b"",
+            )
             for prompt, begin, end in self._answers(first, last)
         ]
 

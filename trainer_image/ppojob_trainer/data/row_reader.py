@@ -77,11 +77,12 @@ class RowReader:
     files: list[RowFile] = field(default_factory=list)
     total: int = 0
     media: tuple[Medium, ...] = field(init=False)
-    """Media of the model's input; a reward model gets none."""
+    """Media of the model's input; a reward model gets pictures only, as when it scores."""
 
     def __post_init__(self) -> None:
+        media = _media_of(self.chat.pictures, self.spec)
         is_scored = self.given == "reward_model"
-        self.media = () if is_scored else _media_of(self.chat.pictures, self.spec)
+        self.media = tuple(one for one in media if one is PICTURES or not is_scored)
 
     def read(self) -> Iterator[Candidate]:
         """Yield the readable rows of all files, in order."""

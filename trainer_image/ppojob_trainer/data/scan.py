@@ -160,11 +160,12 @@ class Scan:
                     key = self.spec.teacher_prompt_key or key
                     raise teacher_ids
                 answers: Sequence[Sequence[AnswerPart]] = ()
-                ids = self._with_pictures(candidate, ids)
                 if self._answers is not None:
                     key = self.spec.guidance_key or key
-                    given = candidate.row.prompt, ids, candidate.answers, candidate.inputs
-                    ids, answers = self._answers.tokens(*given, candidate.later)
+                    given = candidate.row.prompt_with_media, ids, candidate.answers
+                    ids, answers = self._answers.tokens(*given, candidate.inputs, candidate.later)
+                key = self.spec.prompt_key
+                ids = self._with_pictures(candidate, ids)
                 self._keep_or_drop(candidate, ids, teacher_ids, answers)
             except BadChatTemplate as refused:
                 if not refused.refusal:

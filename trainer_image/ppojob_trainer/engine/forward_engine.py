@@ -372,8 +372,8 @@ def _spread(values: Tensor, mask: Tensor) -> Tensor:
     return values if mask.all() else values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
-def as_prompts(texts: Sequence[list[int]]) -> Experience:
-    """Make rows whose prompts are the texts, each with one response token.
+def as_prompts(texts: Sequence[list[int]], pictures: Sequence[bytes] = ()) -> Experience:
+    """Make rows whose prompts are the texts, each with its pictures and one response token.
 
     Its outputs come from the state before it, the end of the text.
     """
@@ -385,6 +385,7 @@ def as_prompts(texts: Sequence[list[int]]) -> Experience:
         lengths=torch.ones(count, dtype=torch.int64),
         mask=torch.ones(count, dtype=torch.bool),
         rollout_logprobs=torch.zeros(count),
+        pictures=list(pictures) if any(pictures) else [],
     )
 
 

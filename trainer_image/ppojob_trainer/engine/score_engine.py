@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
+from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.data.template_renderer import Messages, accepted
 from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
 from ppojob_trainer.engine.head import ValueHead
@@ -23,6 +24,7 @@ class Answer:
 
     prompt: str | Messages  # text without a chat template
     response: str
+    pictures: bytes = b""  # those of the prompt, as by `pictures.packed`; empty without any
 
 
 class ScoreEngine:
@@ -68,9 +70,11 @@ class ScoreEngine:
         another rank does, RewardFailed.
         """
         with raise_together(self._world):
-            texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
+            given = zip(answers, self._encode(answers), strict=True)
+            texts = [self._trimmed(number, *one) for number, one in enumerate(given)]
         shared, mine = gather_within(self._world, texts)
-        values = self._engine.predict(as_prompts(shared))[0][mine]
+        rows = as_prompts([ids for ids, _ in shared], [files for _, files in shared])
+        values = self._engine.predict(rows)[0][mine]
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
             got = f"got {values[number].item()}: a reward must be a finite number"
             raise RewardFailed(f"rewardModel: answer {number}", got)
@@ -92,11 +96,31 @@ class ScoreEngine:
             for answer in answers
         ]
 
-    def _trimmed(self, number: int, ids: list[int]) -> list[int]:
-        tokens = ids if self._max_tokens is None else ids[-self._max_tokens :]
+    def _trimmed(self, number: int, answer: Answer, ids: list[int]) -> tuple[list[int], bytes]:
+        ids, limit = self._with_pictures(number, answer, ids), self._max_tokens
+        if answer.pictures and limit is not None and len(ids) > limit:
+            raise ConfigError(
+                f"rewardModel: answer {number}: got {len(ids)} tokens with pictures: more than "
+                f"{limit}, and pictures are not cut; a larger spec.rewardModel.maxTokens"
+            )
+        tokens = ids if limit is None else ids[-limit:]
         if not tokens:
             raise ConfigError(
                 f"rewardModel: answer {number}: got no token: prompt and response are empty; "
                 "a prompt that is not empty"
             )
-        return up_to_padding(tokens, self._pad)
+        return up_to_padding(tokens, self._pad), answer.pictures
+
+    def _with_pictures(self, number: int, answer: Answer, ids: list[int]) -> list[int]:
+        """Expand the placeholders of the prompt; such tokens in a response are text."""
+        form, count = self._chat.pictures, len(unpacked(answer.pictures))
+        if form is None or not count:
+            return ids
+        places = [place for place, id_ in enumerate(ids) if id_ == form.token][:count]
+        if len(places) < count:
+            raise ConfigError(
+                f"rewardModel: answer {number}: got {len(places)} tokens {form.token} for {count} "
+                "pictures: its chat template does not show them; spec.rewardModel.chatTemplate"
+            )
+        end = places[-1] + 1
+        return form.expanded(ids[:end], answer.pictures) + ids[end:]

@@ -10,7 +10,7 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
-from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL, SECTION_DEFAULTS
 from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE, Multimodal
 from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -26,6 +26,7 @@ _PARTS: Final = (
     *("vision_tower", "multi_modal_projector"),
     *("vision_model", "connector"),  # of SmolVLM and Idefics3
     *("vision_encoder", "vision_projection"),  # of LightOnOCR
+    "visual_embeddings_table",  # of Ovis2
     *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4; Qwen2-Audio
 )
 _BESIDE_THINKER: Final = ("thinker.audio_tower", "talker", "token2wav", "code2wav")
@@ -37,6 +38,7 @@ WHOLE_NAMES: Final = {
     "model.vision_tower.vision_model.": f"{TOWER}vision_tower.",
     **{f"{part}.": f"{TOWER}{part}." for part in _PARTS},
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
+    **dict.fromkeys(("image_newline", "model.image_newline"), f"{TOWER}image_newline"),  # of LLaVA
     "language_model.model.model.": "model.",  # of Qwen2-Audio, as transformers 5 saves it
     "language_model.model.": "model.",
     "thinker.model.": "model.",  # of Qwen-Omni, whose other parts are unchanged
@@ -140,6 +142,8 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
     # transformers writes different defaults for the whole and its part: the files decide.
     is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))
     rest = {name: value for name, value in config.items() if name != TEXT_SECTION}
+    if whole:
+        rest |= SECTION_DEFAULTS.get(str(kind), {})
     return {**rest, **text, "model_type": kind, **({_TIED: is_tied} if ties else {})}
 
 

@@ -1297,9 +1297,25 @@ MULTIMODAL: Final[Mapping[str, Multimodal]] = {
     "qwen2_audio": Multimodal("Qwen2-Audio", "qwen2"),
     "lfm2_vl": Multimodal("LFM2-VL, LFM2.5-VL", "lfm2"),
     "lighton_ocr": Multimodal("LightOnOCR", "qwen3"),
+    "aya_vision": Multimodal("Aya Vision", "cohere2"),
+    "ovis2": Multimodal("Ovis2", "qwen2"),
+    "llava": Multimodal("LLaVA 1.5, LLaVA-Interleave, Pixtral 12B", "llama"),
+    "llava_next": Multimodal("LLaVA-NeXT", "llama"),
+    "llava_onevision": Multimodal("LLaVA-OneVision", "qwen2"),
     "internvl": Multimodal("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
 """Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.
 
 By the `model_type` of the whole. `data.picture_forms` says which of them take images.
 """
+
+_OF_7B: Final[Mapping[str, Json]] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+SECTION_DEFAULTS: Final[Mapping[str, Mapping[str, Json]]] = {
+    "llama": {**_OF_7B, "intermediate_size": 11_008},
+    "mistral": {**_OF_7B, "intermediate_size": 14_336},
+}
+"""transformers' sizes for a language model's section of config.json, which LLaVA's leave out."""

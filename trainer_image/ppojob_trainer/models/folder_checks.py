@@ -26,7 +26,6 @@ from ppojob_trainer.models.architectures import (
 from ppojob_trainer.models.config_changes import changed_document, check_changes
 from ppojob_trainer.models.config_files import (
     TOWER,
-    TOWER_SECTION,
     has_tower,
     read_config,
     with_usual_keys,
@@ -34,7 +33,7 @@ from ppojob_trainer.models.config_files import (
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
 from ppojob_trainer.models.hybrid_layers import LAYER_TYPES, layer_types
-from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
+from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, ModelKind, label_count
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.problems import ModelReason
@@ -204,7 +203,6 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         yield _unsupported(f"{path}:model_type", got, why, allowed)
     yield from _check_class(config, path, kind)
     if family is not None:
-        yield from _check_tower(config, path, kind)
         yield from _check_family(family, config, path)
         if mixture := mixture_in(config):
             yield from check_mixture(mixture, config, path)
@@ -249,14 +247,6 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         elif label_count(config) not in (None, 1):
             got, why = f"{label_count(config)} labels", "a reward or value head has one output"
             yield _unsupported(f"{path}:id2label", got, why, kind.wanted)
-
-
-def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
-    """Report a vision tower that a text scoring model would ignore."""
-    if kind.made_as == TEXTS and has_tower(config):
-        why = f"{kind.where} asks for a model ...{TEXTS}, which has no use for the tower"
-        allowed = "a language model without one"
-        yield _unsupported(f"{path}:{TOWER_SECTION}", "a vision tower", why, allowed)
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.folder_checks import check_changed_config
-from ppojob_trainer.models.kinds import POLICY, REWARD, TEXTS, ModelKind
+from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
 from ppojob_trainer.models.log_partition import (
     add_log_partition,
     draw_log_partition,
@@ -100,8 +100,7 @@ def load_model(
         fill(parameters[name], torch.zeros(parameters[name].shape))
     _init_adapters(model, lora, seed, layers=layers_name_in(folder))
     draw_log_partition(model, seed)
-    if kind.made_as != TEXTS:
-        attach_tower(model, folder, dtype, world.device)
+    attach_tower(model, folder, dtype, world.device)
     return model.requires_grad_(False) if kind == REWARD else model
 
 

@@ -240,11 +240,13 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     for name, module in model.named_modules():
         if module in whole:
             continue
-        if module in alike or name.startswith(TOWER):  # which are replicated
-            found[name] = REPLICATED
+        has_parameters = any(True for _ in module.parameters(recurse=False))
+        if module in alike or f"{name}.".startswith(TOWER):  # which are replicated
+            if has_parameters:  # by the class of others transformers finds what it records of them
+                found[name] = REPLICATED
             continue
         place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
-        if place in plan or any(True for _ in module.parameters(recurse=False)):
+        if place in plan or has_parameters:
             found[name] = plan[place]
         if place in shared:
             attention: Any = model.get_submodule(name.rpartition(".")[0])

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.models.aya_vision import modeling_aya_vision as aya_vision
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
@@ -15,7 +16,11 @@ from transformers.models.idefics3 import modeling_idefics3 as idefics3
 from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.lfm2_vl import modeling_lfm2_vl as lfm2_vl
 from transformers.models.lighton_ocr import modeling_lighton_ocr as lighton_ocr
+from transformers.models.llava import modeling_llava as llava
+from transformers.models.llava_next import modeling_llava_next as llava_next
+from transformers.models.llava_onevision import modeling_llava_onevision as llava_onevision
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
+from transformers.models.ovis2 import modeling_ovis2 as ovis2
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5_omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
@@ -95,6 +100,74 @@ class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ign
     projector = internvl.InternVLMultiModalProjector
     pixel_shuffle = internvl.InternVLModel.pixel_shuffle
     get_image_features = internvl.InternVLModel.get_image_features
+
+
+class _AyaTower(_OfSquares, aya_vision.AyaVisionPreTrainedModel):  # type: ignore[misc]
+    projector = aya_vision.AyaVisionMultiModalProjector
+    get_image_features = aya_vision.AyaVisionModel.get_image_features
+
+
+class _LlavaTower(_Projected, llava.LlavaPreTrainedModel):  # type: ignore[misc]
+    """The tower of LLaVA 1.5, and that of Pixtral 12B."""
+
+    projector = llava.LlavaMultiModalProjector
+    get_image_features = llava.LlavaModel.get_image_features
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor | None = None, **_: Tensor) -> Any:
+        """Return (tokens, h) of an image, with `sizes` its height and width.
+
+        Pixels are (1, 3, y, x), or (1, n, 3, y, x) of the squares of a grid.
+        """
+        output = self.get_image_features(pixel_values, image_sizes=sizes)
+        output.pooler_output = torch.cat(list(output.pooler_output))
+        return output
+
+
+class _WithNewline(_LlavaTower):
+    """A tower with the embedding that ends a line of tokens."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.image_newline = nn.Parameter(torch.zeros(config.text_config.hidden_size))
+
+
+class _LlavaNextTower(_WithNewline):
+    get_image_features = llava_next.LlavaNextModel.get_image_features
+    pack_image_features = llava_next.LlavaNextModel.pack_image_features
+
+
+class _LlavaOnevisionTower(_WithNewline):
+    get_image_features = llava_onevision.LlavaOnevisionModel.get_image_features
+    pack_image_features = llava_onevision.LlavaOnevisionModel.pack_image_features
+
+
+class _Ovis2Tower(ovis2.Ovis2PreTrainedModel):  # type: ignore[misc]
+    """The tower of Ovis2, with the table of embeddings of which its features are means."""
+
+    get_image_features = ovis2.Ovis2Model.get_image_features
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        entries = self.visual_vocab_size = config.vision_config.vocab_size
+        self.vision_tower = ovis2.Ovis2VisionModel(config.vision_config)
+        self.visual_embeddings_table = ovis2.Ovis2VisualEmbeddingTable(entries, config.hidden_size)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, grids: Tensor) -> Any:
+        """Return (tokens, h) of the tiles (n, 3, y, x) of an image, and of what stands around them.
+
+        `grids` (1, 2) int64 are the rows and columns of the tiles behind the first, if it has more.
+        """
+        output = self.get_image_features(pixel_values)
+        whole, *tiles = output.pooler_output
+        begin, behind_whole, column_end, row_end, end = output.visual_indicator_features[:, None]
+        found, columns = [begin, whole, behind_whole], int(grids[0, 1])
+        for number, tile in enumerate(tiles):
+            if number:
+                found.append(column_end if number % columns else row_end)
+            found.append(tile)
+        output.pooler_output = torch.cat([*found, end])
+        return output
 
 
 class _Pixtral(_Projected):
@@ -322,6 +395,7 @@ TOWERS: Final = {
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
     "glm_ocr_vision": GlmOcrVisionModel,
+    "aya_vision": _AyaTower,
     "gemma3": _Gemma3Tower,
     "gemma4": _Gemma4Tower,
     "gemma4_unified": _Gemma4UnifiedTower,
@@ -329,7 +403,11 @@ TOWERS: Final = {
     "internvl": _InternVLTower,
     "lfm2_vl": _Lfm2VLTower,
     "lighton_ocr": _LightOnTower,
+    "llava": _LlavaTower,
+    "llava_next": _LlavaNextTower,
+    "llava_onevision": _LlavaOnevisionTower,
     "mistral3": _Mistral3Tower,
+    "ovis2": _Ovis2Tower,
     "qwen2_5_omni_thinker": _OmniTower,
     "qwen2_audio": _Qwen2AudioTower,
     "qwen3_omni_moe_thinker": _Omni3Tower,

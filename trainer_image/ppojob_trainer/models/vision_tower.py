@@ -35,7 +35,9 @@ _PROCESSORS: Final = (
     *("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil"),
     *("GotOcr2ImageProcessorPil", "PixtralImageProcessorPil", "Gemma3ImageProcessorPil"),
     *("Gemma4ImageProcessorPil", "Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil"),
-    "WhisperFeatureExtractor",
+    *("CLIPImageProcessorPil", "SiglipImageProcessorPil", "LlavaImageProcessorPil"),
+    *("LlavaNextImageProcessorPil", "LlavaOnevisionImageProcessorPil"),
+    *("Ovis2ImageProcessorPil", "WhisperFeatureExtractor"),
 )
 
 

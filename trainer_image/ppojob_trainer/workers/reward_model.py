@@ -7,6 +7,8 @@ import msgspec
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.pictures import unpacked, with_parts
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.models.kinds import REWARD
 from ppojob_trainer.models.load import load_model
@@ -42,11 +44,13 @@ class RewardModelStages:
     def _score(self, request: ScoreByModel) -> ModelScored:
         rows = [row for item in request.items for row in range(item.first, item.last)]
         texts = iter(self._inbox.take(request.batch, rows))
-        answers = [
-            Answer(prompt, next(texts))
-            for item in request.items
-            for prompt in [msgspec.json.decode(item.prompt)] * (item.last - item.first)
-        ]
+        answers = []
+        for item in request.items:
+            prompt, files = msgspec.json.decode(item.prompt), b""
+            if item.pictures and isinstance(self._chat.pictures, PictureForm):
+                files = item.pictures
+                prompt = prompt if isinstance(prompt, str) else with_parts(prompt, unpacked(files))
+            answers += [Answer(prompt, next(texts), files) for _ in range(item.first, item.last)]
         self._chat.set_time(request.began)
         with self._device.lend_to(self._resident):
             return ModelScored(self._engine.scores(answers))

@@ -210,7 +210,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             world,
             SCORER if is_scorer else POLICY,
             model.lora,
-            with_tower=not is_scorer and not model.freeze_vision_tower,
+            with_tower=not model.freeze_vision_tower,
             learns_log_z=spec.algorithm.policy_loss.loss.learns_log_z,
             with_mtp=model.mtp is not None,
         )

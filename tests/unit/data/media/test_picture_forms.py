@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,16 +30,29 @@ from tiny_models import (
 )
 from transformers import (
     AutoTokenizer,
+    AyaVisionProcessor,
     Gemma3Processor,
     Idefics3Processor,
     InternVLProcessor,
     Lfm2VlProcessor,
     LightOnOcrProcessor,
+    LlavaNextProcessor,
+    LlavaOnevisionProcessor,
+    LlavaProcessor,
+    Ovis2Processor,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -164,7 +178,61 @@ class OfLfm2:
         return {"input_ids": [self.tokenizer.encode(text)]}
 
 
+def of_ovis(folder: Path) -> Any:
+    class Processor(Ovis2Processor):
+        """With another token of pictures."""
+
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+        def _check_special_mm_tokens(self, *_: object, **__: object) -> None: ...
+
+        def __call__(self, **named: Any) -> Any:
+            return super().__call__(**named, return_tensors="pt")
+
+        def replace_image_token(self, *given: Any, **named: Any) -> str:
+            return super().replace_image_token(*given, **named).replace("<IMG_ATOM>", PICTURE)
+
+    images, tokenizer = Ovis2ImageProcessorPil, AutoTokenizer.from_pretrained(folder)
+    return Processor(images.from_pretrained(folder), tokenizer, image_seq_length=4)
+
+
+def of_aya(folder: Path) -> Any:
+    class Processor(AyaVisionProcessor):
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+    made_of = (
+        GotOcr2ImageProcessorPil.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    return Processor(*made_of, 2 * PATCH, TILE, img_patch_token=PICTURE)
+
+
+def of_llava(folder: Path, made: Any = LlavaProcessor, images: Any = CLIPImageProcessorPil) -> Any:
+    """With the numbers that hub's folders give to processors of CLIP, or of SigLIP."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name, token in {"image": PICTURE, "video": UNUSED[0]}.items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+
+    class Processor(made):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+    numbers = {"patch_size": PATCH, "num_additional_image_tokens": 1}
+    strategy = "default"
+    if made is LlavaOnevisionProcessor:
+        numbers, strategy = {"num_image_tokens": 16, "vision_aspect_ratio": "anyres_max_2"}, "full"
+    made_of = images.from_pretrained(folder), tokenizer
+    return Processor(*made_of, vision_feature_select_strategy=strategy, **numbers)
+
+
 PROCESSORS: dict[str, Callable[[Path], Any]] = {
+    "aya_vision": of_aya,
+    "ovis2": of_ovis,
+    "llava": of_llava,
+    "llava_next": partial(of_llava, made=LlavaNextProcessor, images=LlavaNextImageProcessorPil),
+    "llava_onevision": partial(
+        of_llava, made=LlavaOnevisionProcessor, images=LlavaOnevisionImageProcessorPil
+    ),
     "internvl": of_internvl,
     "mistral3": OfMistral,
     "gemma3": of_gemma,
@@ -188,7 +256,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
     form, processor = form_of(folders[name]), PROCESSORS[name](folders[name])
-    mark = BEGIN_SQUARE if name == "gemma3" else PICTURE
+    mark = {"gemma3": BEGIN_SQUARE} | dict.fromkeys(("aya_vision", "ovis2"), "<image>")
+    mark = mark.get(name, PICTURE)
     shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     ids = form.expanded(processor.tokenizer.encode(form.rewritten(text)), packed(shown))
@@ -198,12 +267,14 @@ def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
         told[1:1] = [TOKEN] * (max(form.size_of(shown[0])) // (2 * PATCH))
     assert ids == told
     places = form.places(ids, packed(shown))
+    first = len(NAMES)  # of the tokens around tiles, which have features in Ovis2
+    known = {TOKEN, *(range(first, first + 5) if name == "ovis2" else ())}
     assert [one for own in places for one in own] == [
-        place for place, id_ in enumerate(ids) if id_ == TOKEN
+        place for place, id_ in enumerate(ids) if id_ in known
     ]
     behind = form.expanded([TOKEN], packed(shown[1:]))
     drawn = [*ids, TOKEN, 9, *behind]  # a token of the model's own, which is text
-    later = len(ids) + 2 + behind.index(TOKEN)
+    later = len(ids) + 2 + form.places(behind, packed(shown[1:]))[0][0]
     assert form.places(drawn, packed([*shown, shown[1]]), [later])[2][0] == later
 
 
@@ -545,6 +616,19 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("lfm2_vl", "preprocessor_config.json", {"resample": 1}),
         ("lfm2_vl", "config.json", {"downsample_factor": 4}),
         ("lfm2_vl", "config.json", {"image_token_id": 4000}),
+        ("ovis2", "config.json", {"visual_indicator_token_ids": [1, 2, 3, 4, 5]}),
+        ("ovis2", "processor_config.json", {"image_seq_length": 9}),
+        ("ovis2", "preprocessor_config.json", {"use_covering_area_grid": False}),
+        ("aya_vision", "config.json", {"downsample_factor": 3}),
+        ("aya_vision", "config.json", {"image_token_index": 4000}),
+        ("llava", "preprocessor_config.json", {"size": {"shortest_edge": 2 * TILE}}),
+        ("llava", "preprocessor_config.json", {"do_center_crop": False}),
+        ("llava", "preprocessor_config.json", {"image_processor_type": "LlavaNextImageProcessor"}),
+        ("llava", "config.json", {"vision_feature_select_strategy": "full"}),
+        ("llava", "config.json", {"image_token_index": 4000}),
+        ("llava_next", "preprocessor_config.json", {"image_grid_pinpoints": [[TILE, TILE]]}),
+        ("llava_onevision", "config.json", {"image_grid_pinpoints": [[TILE, TILE + 1]]}),
+        ("llava_onevision", "config.json", {"vision_aspect_ratio": "pad"}),
     ],
 )
 def test_a_folder_with_other_settings_is_shown_none(folders, tmp_path, name, file, changes):

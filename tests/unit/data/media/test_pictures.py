@@ -181,10 +181,11 @@ def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
         "dpo": {"prompt": [asked], "chosen": [answer], "rejected": "blue"},
         "kto": {"prompt": [asked], "completion": "red", "label": True},
     }
+    rows["reward_model"] = rows["dpo"]
     return {**rows[kind], "images": [{"bytes": RED}]}
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward_model"])
 def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str) -> None:
     """Answers that are compared or judged have none behind them."""
     table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
@@ -199,7 +200,7 @@ def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str
     if kind == "sft":
         return
     talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
-    key, later = {"dpo": "chosen", "kto": "completion"}[kind], given_rows(kind)
+    key, later = "completion" if kind == "kto" else "chosen", given_rows(kind)
     later |= {
         key: [{"role": "assistant", "content": "?"}, *talk],
         "images": [{"bytes": RED}] * 2,
@@ -245,13 +246,6 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
             files.table("c.parquet", {**row, "images": [{"bytes": RED}] * 2}), given="sft"
         )
         assert line.startswith("c.parquet:0:prompt: got 3 marks <image>: the row has 2 pictures")
-
-
-def test_a_reward_model_is_shown_no_pictures(files: PromptFiles) -> None:
-    table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
-    report = files.report(table, given="reward_model")
-    assert report.errors == []
-    assert any("the model gets the placeholder only" in line for line in report.warnings)
 
 
 def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> None:

@@ -65,6 +65,10 @@ class MediaForm(ABC):
                 found[-1][1].extend(tokens)
         return found
 
+    def feature_places(self, token: int, tokens: Sequence[int]) -> list[int]:
+        """Return which of the tokens of a file, as by `tokens_of`, have features of the tower."""
+        return [place for place, one in enumerate(tokens) if one == token]
+
     def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
         """Return a prompt with each placeholder replaced by all tokens of its file."""
         if not pictures:
@@ -88,8 +92,11 @@ class MediaForm(ABC):
         end = 0
         for file, start in zip(files, starts, strict=True):
             token, tokens = self.tokens_of(file)
-            features = [place for place, one in enumerate(tokens) if one == token]
-            begin = (ids.index(token, end) if start is None else start) - features[0]
+            features = self.feature_places(token, tokens)
+            if start is None:
+                begin = ids.index(token, end) - tokens.index(token)
+            else:
+                begin = start - features[0]
             found.append([begin + place for place in features])
             end = begin + len(tokens)
         return found

@@ -95,6 +95,38 @@ class ResizablePictureForm(PictureForm):
         return picture if size == image.size else encoded(image.resize(size))
 
 
+@dataclass(frozen=True, slots=True)
+class UnchangedPictureForm(ResizablePictureForm):
+    """Picture format whose tokens depend on a picture's own size, within limits of a row."""
+
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`: the picture's own within limits; the processor makes several of it."""
+        pixels = width * height
+        scale = math.sqrt(min(max(pixels, self.least), self.most) / pixels)
+        if scale == 1:
+            return width, height
+        rounded = math.floor if scale < 1 else math.ceil
+        return max(1, rounded(width * scale)), max(1, rounded(height * scale))
+
+
+@dataclass(frozen=True, slots=True)
+class EqualPictureForm(PictureForm):
+    """Picture format of a model whose pictures all have one size."""
+
+    size: tuple[int, int]  # width and height in pixels of every picture
+    features: int  # tokens of a picture
+
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`."""
+        del width, height
+        return self.size
+
+    def tokens(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        del width, height
+        return [self.token] * self.features
+
+
 def nearest_shape(
     shapes: Iterable[tuple[int, int]], width: int, height: int, tile: int
 ) -> tuple[int, int]:

@@ -19,10 +19,14 @@ from ppojob_trainer.data.media.picture_files import (
 )
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
+from ppojob_trainer.data.media.picture_llava import Anyres, Single
+from ppojob_trainer.data.media.picture_ovis import TableTiles
 from ppojob_trainer.data.media.picture_settings import (
     CropsSettings,
     GridSettings,
     LinesSettings,
+    LlavaSettings,
+    OvisSettings,
     PooledSettings,
     SplitsSettings,
     SquaresSettings,
@@ -40,6 +44,9 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.read, PooledSettings)),
     **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.read, CropsSettings)),
     "Lfm2Vl": (Splits.read, SplitsSettings),
+    "Ovis2": (TableTiles.read, OvisSettings),
+    **dict.fromkeys(("CLIPImage", "SiglipImage", "LlavaImage"), (Single.read, LlavaSettings)),
+    **dict.fromkeys(("LlavaNextImage", "LlavaOnevisionImage"), (Anyres.read, LlavaSettings)),
 }
 """Supported picture processors, by prefix of their names."""
 
@@ -67,9 +74,11 @@ def read_form(folder: Path) -> MediaForm | None:
     if hears and "vision_config" not in config:
         return sound
     processor, _, kind = _processor_of(folder)
-    if kind is None or config.get("vision_feature_layer", -1) != -1:
+    if kind is None:
         return None
     read, settings = _KINDS[kind]
+    if settings is not LlavaSettings and config.get("vision_feature_layer", -1) != -1:
+        return None
     # In transformers' order.
     video = read_json(folder / NEWER).get("video_processor") or read_json(folder / OF_VIDEOS)
     sections = {"processor": processor, "video": video or processor}

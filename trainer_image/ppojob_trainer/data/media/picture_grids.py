@@ -35,6 +35,8 @@ LIMITS: Final = {
 }
 _LONGEST: Final = 1024
 _LIGHTON: Final = "lighton_ocr"
+_PIXTRAL: Final = "llava"
+"""Type of Pixtral's folders: LLaVA with another tower."""
 _WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
 
 
@@ -118,7 +120,7 @@ class Grid(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Lines(ResizablePictureForm):
-    """Picture format of Mistral and LightOnOCR: lines of tokens."""
+    """Picture format of Mistral, Pixtral and LightOnOCR: lines of tokens."""
 
     line_end: tuple[int, ...]  # the tokens after a line: one in Mistral
     end: tuple[int, ...]  # the tokens after the last line
@@ -133,7 +135,13 @@ class Lines(ResizablePictureForm):
         """Read the format from a model's settings; None if they are incomplete."""
         added, size = added_tokens(folder), settings.processor_size
         longest = _LONGEST if size is None else size.longest_edge
-        unit = settings.tower_patch_size * settings.spatial_merge_size
+        unit = settings.tower_patch_size
+        if settings.model_type != _PIXTRAL:
+            unit *= settings.spatial_merge_size
+        elif settings.vision_feature_layer != -1 or (
+            settings.vision_feature_select_strategy != "full"
+        ):
+            return None
         if settings.model_type == _LIGHTON:
             own, patch = settings.image_token_id, settings.processor_patch_size
             if own is None or own not in added.values() or patch is None:

@@ -42,6 +42,14 @@ class LongestEdge(Struct):
     longest_edge: _Count
 
 
+class PictureSides(Struct):
+    """Pixels of the shorter side of a picture, or of both sides."""
+
+    shortest_edge: _Count | None = None
+    height: _Count | None = None
+    width: _Count | None = None
+
+
 class _CutEdge(Struct):
     longest_edge: Annotated[int, Meta(ge=1, le=4096)]  # transformers goes no further
 
@@ -76,9 +84,11 @@ class GridSettings(Struct):
 
 
 class LinesSettings(Struct):
-    """Settings of Mistral or LightOnOCR."""
+    """Settings of Mistral, Pixtral or LightOnOCR."""
 
     model_type: str = ""
+    vision_feature_layer: int | list[int] = -2
+    vision_feature_select_strategy: str = "default"
     image_token_index: int | None = None
     image_token_id: int | None = 151_655
     spatial_merge_size: _Count = 2
@@ -106,14 +116,36 @@ class PooledSettings(Struct):
 
 
 class TilesSettings(Struct):
-    """Settings of InternVL."""
+    """Settings of InternVL or Aya Vision."""
 
+    model_type: str = ""
     image_token_id: int | None = None
+    image_token_index: int | None = None
     downsample_ratio: float = 0.5
+    downsample_factor: _Count = 2
     tower_patch_size: _Count | _Sides = 14
     processor_size: TileSize | None = None
     processor_min_patches: _Count | None = None
     processor_max_patches: _Count | None = None
+
+
+class LlavaSettings(Struct):
+    """Settings of LLaVA 1.5, LLaVA-NeXT or LLaVA-OneVision."""
+
+    model_type: Literal["llava", "llava_next", "llava_onevision"]
+    tower_model_type: Literal["clip_vision_model", "siglip_vision_model"]
+    tower_image_size: _Count
+    tower_patch_size: _Count
+    image_token_index: int | None = None
+    image_token_id: int | None = None
+    vision_feature_select_strategy: Literal["default", "full"] | None = None
+    vision_aspect_ratio: Annotated[str, Meta(pattern=r"^anyres_max_[1-9]\d?$")] = "anyres_max_9"
+    image_grid_pinpoints: list[_Sides] | None = None
+    processor_image_grid_pinpoints: list[_Sides] | None = None
+    processor_size: PictureSides | None = None
+    processor_crop_size: PictureSides | None = None
+    processor_do_resize: Literal[True] = True
+    processor_do_center_crop: bool | None = None
 
 
 class SquaresSettings(Struct):
@@ -142,6 +174,22 @@ class CropsSettings(Struct):
     processor_max_image_size: LongestEdge | None = None
     processor_do_resize: Literal[True] = True
     processor_do_image_splitting: bool = True
+
+
+class OvisSettings(Struct):
+    """Settings of Ovis2."""
+
+    image_token_id: int = 151_665
+    visual_indicator_token_ids: tuple[int, ...] = tuple(range(151_666, 151_671))
+    tower_image_size: _Count = 224
+    tower_patch_size: _Count = 14
+    tower_hidden_stride: _Count = 1
+    tower_tokenize_function: Literal["softmax", "st_argmax"] = "softmax"  # not a random one
+    processor_size: PictureSides | None = None
+    processor_crop_to_patches: bool = False
+    processor_max_patches: Annotated[int, Meta(ge=1, le=64)] = 12
+    processor_use_covering_area_grid: Literal[True] = True
+    processor_do_resize: Literal[True] = True
 
 
 class SplitsSettings(Struct):

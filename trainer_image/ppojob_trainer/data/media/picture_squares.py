@@ -1,7 +1,8 @@
 """Picture formats of square tiles, one or several per picture. Loads no torch.
 
 Sources: transformers 5, `get_optimal_tiled_canvas` of
-`models/got_ocr2/image_processing_pil_got_ocr2.py`; `resize`, `resize_for_vision_encoder` and
+`models/got_ocr2/image_processing_pil_got_ocr2.py`; `replace_image_token` of
+`models/aya_vision/processing_aya_vision.py`; `resize`, `resize_for_vision_encoder` and
 `split_images` of `models/idefics3/image_processing_pil_idefics3.py`, and `replace_image_token` of
 `models/idefics3/processing_idefics3.py`; `resize_and_split` of
 `models/lfm2_vl/image_processing_lfm2_vl.py`, and `_build_image_tokens` of
@@ -9,15 +10,17 @@ Sources: transformers 5, `get_optimal_tiled_canvas` of
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
 from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json, tokens_between
 from ppojob_trainer.data.media.picture_form import (
+    EqualPictureForm,
     PictureForm,
     RequestedSize,
     ResizablePictureForm,
+    UnchangedPictureForm,
     nearest_shape,
 )
 from ppojob_trainer.data.media.picture_settings import (
@@ -33,6 +36,10 @@ from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import ConfigError
 
 _MOST_TILES: Final = 12
+_AYA: Final = "aya_vision"
+_AYA_MARK: Final = "<image>"
+_AROUND_TILES: Final = "<img>", "</img>"
+_AROUND_NAMED: Final = "<|START_OF_IMG|>", "<|END_OF_IMG|>"
 _SQUARE: Final = SquareSize(224, 224)
 _SQUARE_TOKENS: Final = 256
 _CROP, _CROPPED = LongestEdge(364), LongestEdge(4 * 364)
@@ -60,16 +67,20 @@ class Tiles(ResizablePictureForm):
     processor_arguments: ClassVar = {"crop_to_patches": True}
 
     @classmethod
-    def read(cls, kind: str, settings: TilesSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: TilesSettings, folder: Path) -> "Tiles | None":
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
-        token, added = settings.image_token_id, added_tokens(folder)
-        begin, end = added.get("<img>"), added.get("</img>")
+        token, ratio, around = settings.image_token_id, settings.downsample_ratio, _AROUND_TILES
+        if is_named := settings.model_type == _AYA:
+            token = settings.image_token_index if token is None else token
+            ratio, around = 1 / settings.downsample_factor, _AROUND_NAMED
+        added = added_tokens(folder)
+        begin, end = (added.get(one) for one in around)
         if token is None or begin is None or end is None:
             return None
         patch, size = settings.tower_patch_size, settings.processor_size or TileSize()
         patches = patch if isinstance(patch, list) else [patch, patch]
         down, across = (
-            side // own * settings.downsample_ratio
+            side // own * ratio
             for side, own in zip((size.height, size.width), patches, strict=True)
         )
         if down != across or down < 1 or not down.is_integer():
@@ -77,7 +88,21 @@ class Tiles(ResizablePictureForm):
         most = settings.processor_max_patches or _MOST_TILES
         limits = settings.processor_min_patches or 1, most
         tile = size.width, size.height
-        return cls(token, kind, *limits, begin, end, tile, int(down * across))
+        tiles = cls(token, kind, *limits, begin, end, tile, int(down * across))
+        return tiles._named(folder) if is_named else tiles
+
+    def _named(self, folder: Path) -> "NamedTiles | None":
+        """Return the format with names of tiles; None if the tokenizer lacks a token."""
+        texts = {id_: text for text, id_ in added_tokens(folder).items()}
+        names = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, self.most + 1))]
+        try:
+            whole, *each = tokens_between(folder, _AROUND_NAMED[0], names)
+        except ConfigError:
+            return None  # `ChatTokenizer` reports it
+        if self.token not in texts:
+            return None
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return NamedTiles(**own, names=tuple(each), whole=whole, shown=texts[self.token])
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`: of all tiles, in the layout nearest to the picture's aspect ratio."""
@@ -110,13 +135,32 @@ class Tiles(ResizablePictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Squares(PictureForm):
+class NamedTiles(Tiles):
+    """Picture format of Aya Vision: tiles as InternVL's, each after its name."""
+
+    names: tuple[tuple[int, ...], ...]  # tokens of the names of tiles, in their order
+    whole: tuple[int, ...]  # those of the name of the whole picture
+    shown: str  # text of `token`, which replaces that of a template
+
+    def rewritten(self, text: str) -> str:
+        """See `MediaForm`: a template writes a text that need not be a token."""
+        return text.replace(_AYA_MARK, self.shown)
+
+    def tokens(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        tiles = width * height // math.prod(self.tile)
+        names = self.names[:tiles] if tiles > 1 else ()
+        seen = [self.token] * self.features
+        named = [one for name in (*names, self.whole) for one in (*name, *seen)]
+        return [self.begin, *named, self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Squares(EqualPictureForm):
     """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens."""
 
     begin: str  # text of the token that a template writes for a picture
     shown: str  # text that replaces it, with `token` once
-    size: tuple[int, int]  # width and height in pixels of every picture
-    features: int  # tokens of a picture
     processor_arguments: ClassVar = {"do_pan_and_scan": False}
     sees_ahead: ClassVar = True
 
@@ -138,19 +182,11 @@ class Squares(PictureForm):
         if (size.width, size.height) != (side, side) or not is_whole or window < features:
             return None
         shown = f"\n\n{texts[begin]}{texts[token]}{texts[end]}\n\n"
-        return cls(token, kind, texts[begin], shown, (side, side), features)
+        return cls(token, kind, (side, side), features, texts[begin], shown)
 
     def rewritten(self, text: str) -> str:
         """See `MediaForm`: adds blank lines, which may form one token with the text around them."""
         return text.replace(self.begin, self.shown)
-
-    def target_size(self, width: int, height: int) -> tuple[int, int]:
-        del width, height
-        return self.size
-
-    def tokens(self, width: int, height: int) -> list[int]:
-        del width, height
-        return [self.token] * self.features
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +267,7 @@ def _as_long(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Splits(ResizablePictureForm):
+class Splits(UnchangedPictureForm):
     """Picture format of LFM2-VL.
 
     A picture of up to `most_tokens`, times a tolerance, keeps its aspect ratio about. A larger one
@@ -304,15 +340,6 @@ class Splits(ResizablePictureForm):
     def unit(self) -> int:
         """Pixels of a side of a token."""
         return self.patch * self.merge
-
-    def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`: the picture's own within limits; the processor makes several of it."""
-        pixels = width * height
-        scale = math.sqrt(min(max(pixels, self.least), self.most) / pixels)
-        if scale == 1:
-            return width, height
-        rounded = math.floor if scale < 1 else math.ceil
-        return max(1, rounded(width * scale)), max(1, rounded(height * scale))
 
     def tokens(self, width: int, height: int) -> list[int]:
         columns, rows = self.grid(width, height)
