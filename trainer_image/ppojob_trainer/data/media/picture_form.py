@@ -117,12 +117,10 @@ class EqualPictureForm(PictureForm):
     features: int  # tokens of a picture
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`."""
         del width, height
         return self.size
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         del width, height
         return [self.token] * self.features
 

@@ -94,7 +94,6 @@ class Anyres(UnchangedPictureForm):
         return cls(token, kind, 0, math.inf, pairs, tile, side, most)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         down, across = (length // self.tile * self.side for length in self._grid(width, height))
         if width / height > across / down:
             rows = int(round(height * (across / width), 7))

@@ -58,7 +58,6 @@ class TableTiles(PictureForm):
         return text.replace(_MARK, self.shown)
 
     def feature_places(self, token: int, tokens: Sequence[int]) -> list[int]:
-        """See `MediaForm`."""
         del token
         return list(range(len(tokens)))
 
@@ -68,7 +67,6 @@ class TableTiles(PictureForm):
         return columns * self.side, rows * self.side
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         columns, rows = width // self.side, height // self.side
         begin, behind_whole, column_end, row_end, end = self.around
         tile = [self.token] * self.features

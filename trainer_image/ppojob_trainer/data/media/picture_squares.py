@@ -147,7 +147,6 @@ class NamedTiles(Tiles):
         return text.replace(_AYA_MARK, self.shown)
 
     def tokens(self, width: int, height: int) -> list[int]:
-        """See `PictureForm`."""
         tiles = width * height // math.prod(self.tile)
         names = self.names[:tiles] if tiles > 1 else ()
         seen = [self.token] * self.features
