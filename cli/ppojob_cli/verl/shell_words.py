@@ -210,7 +210,7 @@ class Words:
         kind = node.type
         if kind == "command":
             return self._of_command(node)
-        if source_of(node).startswith("(("):
+        if kind in {"compound_statement", "test_command"} and source_of(node).startswith("(("):
             number = self._number(node)
             return (None if number is None else bool(number)), ""
         if kind in _GROUPS:
@@ -298,7 +298,8 @@ class Words:
         whole, end, found = node.text or b"", node.start_byte, ""
         for part in node.children:
             found += whole[end - node.start_byte : part.start_byte - node.start_byte].decode()
-            found += self._substituted(part)
+            is_inner = part.type == "arithmetic_expansion"
+            found += self.text(part) if is_inner else self._substituted(part)
             end = part.end_byte
         return found + whole[end - node.start_byte :].decode()
 

@@ -94,6 +94,7 @@ def test_given_responses_of_another_length_begin_anew(key: str | None, tmp_path:
     ("where", "spec"),
     [
         ("spec.model.path", {"model": {"path": "other"}}),
+        ("spec.optimizer.amsgrad", {"optimizer": {"amsgrad": True}}),
         ("spec.steps.total", {"steps": {"total": 1}}),
         ("spec.steps.epochs", {"data": OTHER_DATA, "steps": {"epochs": 2}}),
         ("spec.model.mtp", {"model": {"path": "model", "mtp": {}}}),

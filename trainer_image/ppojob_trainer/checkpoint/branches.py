@@ -42,6 +42,7 @@ _SHAPES_STATE: Final = (
     "spec.model",
     "spec.optimizer.type",
     "spec.optimizer.momentsDtype",
+    "spec.optimizer.amsgrad",
     "spec.training.autocast",
     "spec.algorithm.kl.referenceRefresh",
     "spec.algorithm.kto.lossType",
@@ -50,6 +51,7 @@ _SHAPES_STATE: Final = (
     "spec.critic.lora",
     "spec.critic.optimizer.type",
     "spec.critic.optimizer.momentsDtype",
+    "spec.critic.optimizer.amsgrad",
     "spec.rollout.maxStaleness",
 )
 """Settings that determine the files of a checkpoint, and the meaning of its numbers."""

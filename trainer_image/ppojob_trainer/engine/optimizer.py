@@ -300,7 +300,12 @@ def load_optimizer_tensors(
     parameters = trained_parameters(model)
     for name, keys in _state_keys(model, spec).items() if parts else ():
         parameter = parameters[name]
-        state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in keys}
+        state = {
+            key: parts[f"{name}/{key}"].to(parameter.device, copy=True)
+            for key in keys
+            # A branch of a run may begin with the momentum of SGD.
+            if key != BUFFER or f"{name}/{key}" in parts
+        }
         optimizer.state[parameter] = {
             key: value if key == COUNT else shard_like(parameter, value)
             for key, value in state.items()

@@ -406,10 +406,12 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         yield _not_yet(f"{where}.baseType", lora.base_type, f"of a {kind}, {sizes.model_type}")
     if lora.init in FROM_BASE:
         matrices = [linear_layers(sizes, layer) for layer in range(sizes.layers)]
-        shapes = [shape for one in matrices for name, shape in one.items() if lora.adapts(name)]
-        if shapes and lora.rank > (most := min(map(min, shapes))):
-            why = f"{lora.init} takes so many vectors of each matrix"
-            yield _out_of_range(f"{where}.rank", lora.rank, why, f"at most {most}")
+        found = [(min(shape), name) for one in matrices for name, shape in one.items()]
+        most, name = min((one for one in found if lora.adapts(one[1])), default=(lora.rank, ""))
+        if lora.rank > most:
+            why = f"{lora.init} takes so many vectors of each matrix, and {name} has {most}"
+            allowed = f"at most {most}, or {where}.targetModules without {name.rpartition('.')[2]}"
+            yield _out_of_range(f"{where}.rank", lora.rank, why, allowed)
     if lora.modules_to_save:
         yield from _check_whole_layers(lora, sizes, folder, f"{where}.modulesToSave")
     if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:

@@ -21,12 +21,14 @@ class ClearmlRun:
     """One task, resumed at every start by a tag with the id.
 
     Settings are ClearML's environment variables and clearml.conf, so those of the user win;
-    `CLEARML_PROJECT` is our own. The server reports the last step. The folder of an offline run is
-    written again with all steps at every start.
+    `CLEARML_PROJECT` is our own. The server reports the last step. The folder of an offline run, its
+    own in a `CLEARML_CACHE_DIR`, is written again with all steps at every start.
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        os.environ.setdefault("CLEARML_CACHE_DIR", str(Path(run.folder) / CLEARML_FOLDER))
+        tag, shared = f"ppojob-{run.id}", os.environ.get("CLEARML_CACHE_DIR")
+        own = Path(shared, tag) if shared else Path(run.folder, CLEARML_FOLDER)
+        os.environ["CLEARML_CACHE_DIR"] = str(own)
         import clearml
         from clearml.backend_api.session.defs import ENV_ACCESS_KEY, ENV_AUTH_TOKEN
         from clearml.config import config_obj, get_offline_dir
@@ -35,7 +37,7 @@ class ClearmlRun:
         if not (has_key or ENV_AUTH_TOKEN.get()):
             clearml.Task.set_offline(True)
         is_offline = clearml.Task.is_offline()
-        project, tag = os.environ.get("CLEARML_PROJECT", "ppojob"), f"ppojob-{run.id}"
+        project = os.environ.get("CLEARML_PROJECT", "ppojob")
         found: Any = None
         if is_offline:
             shutil.rmtree(get_offline_dir(), ignore_errors=True)
@@ -54,8 +56,10 @@ class ClearmlRun:
             auto_resource_monitoring=False,
         )
         self._task.set_configuration_object("job", config_dict=run.config)
-        has_steps = found is not None and found.get_last_scalar_metrics()
-        self.last_step = int(found.get_last_iteration()) if has_steps else -1
+        is_same = found is not None and self._task.id == found.id
+        has_steps = is_same and found.get_last_scalar_metrics()
+        # The last step may have been sent in part; sent again it replaces what is there.
+        self.last_step = int(found.get_last_iteration()) - 1 if has_steps else -1
         if is_offline:
             session = shlex.quote(str(self._task.get_offline_mode_folder()))
             self.location: str = f"offline; once the job has ended: {CLEARML_IMPORT} {session}"
