@@ -107,16 +107,24 @@ def test_pictures_are_scored_as_the_whole_model_sees_them(tmp_path):
     asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
     files = packed([noise(1, (40, 20))])
     answers = [Answer(asked, "red", files), Answer([{"role": "user", "content": "1+1"}], "2")]
-    expected = []
+
+    def score_of(ids: list[int], pictures: bytes) -> float:
+        with torch.no_grad():
+            last = torch.zeros(1).long()
+            return whole_logits(whole, folder, torch.tensor(ids), pictures, last)[0, 7].item()
+
     with ChatTokenizer(folder) as chat:
+        texts, end = [], chat.pictures.end
         for answer in answers:
             told = [*answer.prompt, {"role": "assistant", "content": answer.response}]
             (ids,) = chat.encode_chats([told], open_turn=False)
-            ids = torch.tensor(chat.pictures.expanded(ids, answer.pictures))
-            with torch.no_grad():
-                logits = whole_logits(whole, folder, ids, answer.pictures, torch.zeros(1).long())
-            expected.append(logits[0, 7].item())
+            texts.append(chat.pictures.expanded(ids, answer.pictures))
+    expected = [score_of(ids, one.pictures) for ids, one in zip(texts, answers, strict=True)]
     assert our_scores(folder, answers) == pytest.approx(expected, abs=1e-5)
+    seen = texts[0].index(end) + 1
+    cut = score_of(texts[0][:seen] + texts[0][seen + 2 :], files)
+    most = len(texts[0]) - 2
+    assert our_scores(folder, answers[:1], max_tokens=most) == pytest.approx([cut], abs=1e-5)
     with ChatTokenizer(folder) as chat:  # what a rank is sent
         engine = ScoreEngine(load_model(folder, kind=REWARD), chat, TrainingSpec())
         stages = RewardModelStages(engine, resident_weights(scorer, ()), chat, DeviceSharing())
@@ -127,8 +135,8 @@ def test_pictures_are_scored_as_the_whole_model_sees_them(tmp_path):
     assert sent == pytest.approx([expected[0]] * 2, abs=1e-5)
     text = Answer(asked, "a ~", files)  # of whose tokens the last is no picture
     assert our_scores(folder, [text]) != our_scores(folder, answers[:1])
-    with pytest.raises(ConfigError, match=r"^rewardModel: answer 0: got \d+ tokens with pictures"):
-        our_scores(folder, answers, max_tokens=9)
+    with pytest.raises(ConfigError, match=f"^rewardModel: answer 0: got {seen} tokens up to "):
+        our_scores(folder, answers, max_tokens=seen)
 
 
 @pytest.mark.parametrize("pad", ["<|pad|>", "<|im_end|>", None])

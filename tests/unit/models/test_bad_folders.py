@@ -54,6 +54,13 @@ def no_turns(folder: Path) -> None:
     edit(folder / "config.json", {"layer_types": ["sliding_attention", "sliding_attention"]})
 
 
+def old_temperatures(folder: Path) -> None:
+    """Llama 4 as transformers 4.51 saved it."""
+    kind, options = FAMILY_MODELS["llama4_text"]
+    save_policy(folder, 0.0, model_class=kind, **options)
+    edit(folder / "config.json", {"attn_temperature_tuning": 4})
+
+
 def write(name: str, content: bytes) -> Spoil:
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -162,6 +169,7 @@ CASES: dict[str, Spoil] = {
         model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}
     ),
     "windows by no turns": no_turns,
+    "temperatures as before": old_temperatures,
     "quantised": config(quantization_config={"quant_method": "awq", "bits": 4}),
     "integers for weights": tensors(**{NORM: np.ones(64, np.int8)}),
     "pointer file": write(WEIGHTS, POINTER),

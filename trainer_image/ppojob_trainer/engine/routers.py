@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.engine.packed_rows import PackedRows
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.architectures import sizes_by
 from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.mixtures import experts_key
 from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
@@ -97,8 +98,9 @@ class Routers:
             mine = torch.stack(parts).double().sum(dim=0).tolist() if parts else (0.0, 0.0)
             balance, z = sum_over_ranks(self._world, mine)
             values[f"{area}/loss"] += self._balance * balance + self._z * z
-            values[f"{area}/router_balance_loss"] = balance / self._layers
-            values[f"{area}/router_z_loss"] = z / self._layers
+            layers = sum(map(sizes_by(self._config).has_experts, range(self._layers)))
+            values[f"{area}/router_balance_loss"] = balance / layers
+            values[f"{area}/router_z_loss"] = z / layers
         if spec.router_bias_rate:
             loads = self._sum_loads()
             self._loads = {layer: loads[layer] for layer in self._biases}

@@ -42,7 +42,7 @@ class ScoreEngine:
         """Take over a reward model, with its own tokenizer and chat template, if they fit.
 
         It computes in the dtype of its weights. Texts longer than `max_tokens` (None: the model's
-        context length) lose their beginning.
+        context length) lose their beginning, those with pictures what follows the last one.
         """
         context = context_tokens(model.config.to_dict())
         unfit = check_score_fit(
@@ -97,25 +97,30 @@ class ScoreEngine:
         ]
 
     def _trimmed(self, number: int, answer: Answer, ids: list[int]) -> tuple[list[int], bytes]:
-        ids, limit = self._with_pictures(number, answer, ids), self._max_tokens
-        if answer.pictures and limit is not None and len(ids) > limit:
-            raise ConfigError(
-                f"rewardModel: answer {number}: got {len(ids)} tokens with pictures: more than "
-                f"{limit}, and pictures are not cut; a larger spec.rewardModel.maxTokens"
-            )
-        tokens = ids if limit is None else ids[-limit:]
-        if not tokens:
+        (ids, kept), limit = self._with_pictures(number, answer, ids), self._max_tokens
+        if limit is not None and len(ids) > limit:
+            if kept >= limit:
+                raise ConfigError(
+                    f"rewardModel: answer {number}: got {kept} tokens up to the end of its "
+                    f"pictures: no other of {limit} is left; smaller pictures "
+                    "(spec.data.maxPicturePixels), or a larger spec.rewardModel.maxTokens"
+                )
+            ids = ids[:kept] + ids[kept - limit :]
+        if not ids:
             raise ConfigError(
                 f"rewardModel: answer {number}: got no token: prompt and response are empty; "
                 "a prompt that is not empty"
             )
-        return up_to_padding(tokens, self._pad), answer.pictures
+        return up_to_padding(ids, self._pad), answer.pictures
 
-    def _with_pictures(self, number: int, answer: Answer, ids: list[int]) -> list[int]:
-        """Expand the placeholders of the prompt; such tokens in a response are text."""
+    def _with_pictures(self, number: int, answer: Answer, ids: list[int]) -> tuple[list[int], int]:
+        """Expand the placeholders of the prompt; such tokens in a response are text.
+
+        Also returns how many tokens there are up to the end of the last picture.
+        """
         form, count = self._chat.pictures, len(unpacked(answer.pictures))
         if form is None or not count:
-            return ids
+            return ids, 0
         places = [place for place, id_ in enumerate(ids) if id_ == form.token][:count]
         if len(places) < count:
             raise ConfigError(
@@ -123,4 +128,5 @@ class ScoreEngine:
                 "pictures: its chat template does not show them; spec.rewardModel.chatTemplate"
             )
         end = places[-1] + 1
-        return form.expanded(ids[:end], answer.pictures) + ids[end:]
+        seen = form.expanded(ids[:end], answer.pictures)
+        return seen + ids[end:], len(seen)

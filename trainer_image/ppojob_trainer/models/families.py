@@ -322,6 +322,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_bias": (False,),
             "num_experts_per_tok": (1,),
             "router_jitter_noise": (0.0,),
+            # Folders made before transformers 4.52 have 4, which transformers 5 does not read.
+            "attn_temperature_tuning": (True, False),
         },
         has_windows=True,  # chunks
         feed_forward=replace(_FEED_FORWARD_BLOCK, inner="intermediate_size_mlp"),

@@ -79,7 +79,7 @@ PUT_TEXTS = Method(
 """Not work, although it changes state: it is idempotent and handled during work."""
 SCORE = Method("score", scoring.Score, scoring.Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method(
-    "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=256 * MEBI
+    "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=PICTURES_BYTES
 )
 ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_attempt=False)
 """Its callers do not know the attempt of the role; any attempt can answer."""

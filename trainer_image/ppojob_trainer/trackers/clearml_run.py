@@ -21,8 +21,8 @@ class ClearmlRun:
     """One task, resumed at every start by a tag with the id.
 
     Settings are ClearML's environment variables and clearml.conf, so those of the user win;
-    `CLEARML_PROJECT` is our own. The server reports the last step. The folder of an offline run, its
-    own in a `CLEARML_CACHE_DIR`, is written again with all steps at every start.
+    `CLEARML_PROJECT` is our own. The server reports the last step. The folder of an offline run, of
+    this run alone also in a `CLEARML_CACHE_DIR`, is written again with all steps at every start.
     """
 
     def __init__(self, run: TrackedRun) -> None:
