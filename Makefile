@@ -51,7 +51,7 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 unit: setup ## the tests that start no process (two to three minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --no-processes -m "not processes and not slow and not long and not gpu and not cluster" tests/unit tests/golden
 
-test: setup ## what every change must pass (25 to 40 minutes on 2 cores); AVX2=1: as if there were no more
+test: setup ## what every change must pass (25 to 45 minutes on 2 cores); AVX2=1: as if there were no more
 	$(NARROW) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
 
 test-long: setup ## the rest that needs no cluster: every layout, family, example and kill (hours)
