@@ -257,6 +257,11 @@ _GRANITE_EXPERTS: Final = Mixture(
     returns_experts_first=True,
     overridable=_TOP_K,
 )
+_MAMBA_SIZES: Final[Mapping[str, Json]] = {
+    **{"mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_d_head": "auto"},
+    **{"mamba_d_state": 256, "mamba_expand": 2, "mamba_d_conv": 4},
+}
+"""transformers' defaults in Granite 4, Falcon-H1 and Bamba."""
 _GRANITE_STATES: Final = Recurrence(
     "mamba",
     ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
@@ -306,6 +311,23 @@ _HUNYUAN: Final = Family(
 )
 _FEED_FORWARD_BLOCK: Final = FeedForward(
     {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1}, "feed_forward.down_proj"
+)
+_BAMBA: Final = Family(
+    "Bamba",
+    defaults={"num_key_value_heads": 8, "position_embedding_type": "rope", **_MAMBA_SIZES},
+    supported={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "mamba_conv_bias": (True,),
+        "mamba_proj_bias": (False,),
+        "time_step_limit": _NO_STEP_LIMITS,
+    },
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    recurrence=replace(_GRANITE_STATES, returns_tuples=True),
+    feed_forward=_FEED_FORWARD_BLOCK,
+    modules={"final_layernorm": "norm"},
+    file_names={"model.final_layernorm.": "model.norm."},
 )
 _UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
@@ -767,12 +789,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={
             "num_local_experts": 8,
             "shared_intermediate_size": 1024,
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 128,
-            "mamba_d_state": 256,
-            "mamba_d_head": "auto",
-            "mamba_expand": 2,
-            "mamba_d_conv": 4,
+            **_MAMBA_SIZES,
         },
         supported={
             "hidden_act": ("silu",),
@@ -790,62 +807,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
         logit_divisor="logits_scaling",
         overridable=_MULTIPLIERS,
     ),
-    "falcon_h1": Family(
-        "Falcon-H1",
-        defaults={
-            "num_key_value_heads": 8,
-            "mamba_d_ssm": 1024,
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 128,
-            "mamba_d_state": 256,
-            "mamba_d_head": "auto",
-            "mamba_expand": 2,
-            "mamba_d_conv": 4,
-        },
+    "falcon_h1": replace(
+        _BAMBA,
+        models="Falcon-H1",
+        defaults={"num_key_value_heads": 8, "mamba_d_ssm": 1024, **_MAMBA_SIZES},
         supported={
-            "hidden_act": ("silu",),
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
+            **_BAMBA.supported,
             "mamba_rms_norm": (False,),
-            "mamba_conv_bias": (True,),
-            "mamba_proj_bias": (False,),
             "projectors_bias": (False,),
-            "time_step_limit": _NO_STEP_LIMITS,
             "attn_rotary_emb": (None,),
         },
-        norms=("input_layernorm", "pre_ff_layernorm"),
         recurrence=replace(_GRANITE_STATES, is_beside_attention=True, returns_tuples=True),
-        feed_forward=_FEED_FORWARD_BLOCK,
-        modules={"final_layernorm": "norm"},
-        file_names={"model.final_layernorm.": "model.norm."},
         logit_multiplier="lm_head_multiplier",
     ),
-    "bamba": Family(
-        "Bamba",
-        defaults={
-            "num_key_value_heads": 8,
-            "position_embedding_type": "rope",
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 128,
-            "mamba_d_state": 256,
-            "mamba_d_head": "auto",
-            "mamba_expand": 2,
-            "mamba_d_conv": 4,
-        },
-        supported={
-            "hidden_act": ("silu",),
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
-            "mamba_conv_bias": (True,),
-            "mamba_proj_bias": (False,),
-            "time_step_limit": _NO_STEP_LIMITS,
-        },
-        norms=("input_layernorm", "pre_ff_layernorm"),
-        recurrence=replace(_GRANITE_STATES, returns_tuples=True),
-        feed_forward=_FEED_FORWARD_BLOCK,
-        modules={"final_layernorm": "norm"},
-        file_names={"model.final_layernorm.": "model.norm."},
-    ),
+    "bamba": _BAMBA,
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3, Nemotron 3 Super",
         defaults={
