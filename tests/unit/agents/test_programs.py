@@ -76,8 +76,24 @@ def refused(messages, **asked):
 def elsewhere(messages):
     urllib.request.urlopen(ADDRESS.replace("chat/", ""), b"{}")
 
-def lists(messages):
-    urllib.request.urlopen(ADDRESS.replace("chat/completions", "models"))
+def streams(messages):
+    """Asks for what there is, reads events, and ends a turn by a text."""
+    with urllib.request.urlopen(ADDRESS.replace("chat/completions", "models")) as answer:
+        (model,) = json.load(answer)["data"]
+    asked = {"model": model["id"], "messages": messages, "tools": [ADD], "stream": True,
+             "tool_choice": "required", "stop": "Observation:",
+             "stream_options": {"include_usage": True}}
+    with urllib.request.urlopen(ADDRESS, json.dumps(asked).encode()) as sent:
+        assert sent.headers["Content-Type"] == "text/event-stream"
+        *events, end, rest = sent.read().decode().split("\\n\\n")
+    assert (end, rest) == ("data: [DONE]", "")
+    first, last, count = (json.loads(one.removeprefix("data: ")) for one in events)
+    assert count["usage"]["completion_tokens"] == 16 and not count["choices"]
+    assert last["choices"][0]["finish_reason"] == "stop" and not last["choices"][0]["delta"]
+    message = first["choices"][0]["delta"]
+    assert message == {"role": "assistant", "content": "Look. "}, message
+    choice = ask([*messages, message, user("Seen.")], tools=[ADD], stop=["\\n", "."])
+    return float(choice["message"]["content"] == "Yes")
 
 def leaves(messages):
     """Starts what does not end with its group."""
@@ -130,7 +146,7 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "gathered", "shorter", "lists", "leaves")
+NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "leaves")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -173,7 +189,9 @@ class Row:
             "r", self.prompt, sampling, lambda _: 0, spec, tokens, form, user, place="r"
         )
 
-    def play(self, pool: ToolPool, *turns: str | tuple[int, ...]) -> Episode:
+    def play(
+        self, pool: ToolPool, *turns: str | tuple[int, ...], end: FinishReason | None = None
+    ) -> Episode:
         """Have the turns drawn, texts with an end, tokens without; all are wanted."""
         episode, wanted, left = self.episode, self.episode.opening(), list(turns)
         while wanted.calls:
@@ -183,11 +201,11 @@ class Row:
                 break
             self.asked.append(episode.request())
             turn = left.pop(0)
-            end: FinishReason = "stop" if isinstance(turn, str) else "length"
+            ended = end or ("stop" if isinstance(turn, str) else "length")
             drawn = turn if isinstance(turn, tuple) else self.form.chat.encode(turn + "<|im_end|>")
             logprobs = (-1.0,) * len(drawn)
             wanted = episode.add_response(
-                Finished(self.asked[-1].request_id, tuple(drawn), logprobs, end, 0)
+                Finished(self.asked[-1].request_id, tuple(drawn), logprobs, ended, 0)
             )
         assert not left
         return episode
@@ -244,6 +262,21 @@ def test_the_same_request_again_is_another_context(form: ChatForm, pool: ToolPoo
 
 
 @pytest.mark.processes
+def test_events_and_texts_that_end_a_turn(form: ChatForm, pool: ToolPool, file: Path) -> None:
+    row = Row(form, agent(file, *NAMES), "streams")
+    turns = [tuple(form.chat.encode(text)) for text in ("Look. Observation:", "Yes.")]
+    assert len(turns[0]) == 16
+    episode = row.play(pool, *turns, end="stop")
+    for asked, turn in zip(row.asked, turns, strict=True):
+        ends = [asked.sampling.ends_with(turn[: n + 1]) for n in range(len(turn))]
+        assert ends == [False] * (len(turn) - 1) + [True]
+    assert row.shown(1).startswith(row.shown(0) + "Look. Observation:<|im_end|>\n"), (
+        "drawn tokens stay"
+    )
+    assert (episode.figures.turn_scores, episode.figures.contexts) == ([0.0, 1.0], 1)
+
+
+@pytest.mark.processes
 def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool, file: Path):
     row = Row(form, agent(file, *NAMES), "call")
     episode = row.episode
@@ -257,9 +290,10 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
 
 BAD = {
     "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is sampled with 1.0; omit it"),
-    "n": ({"n": 2}, "n 2: the only supported value is 1; omit it"),
-    "stream": ({"stream": True}, "stream True: the only supported value is False"),
-    "stop": ({"stop": ["a"]}, "stop ['a']: it is not supported; omit it"),
+    "n": ({"n": 2}, "n 2: supported: 1; omit it"),
+    "tool_choice": ({"tool_choice": "none"}, "tool_choice 'none': supported: 'auto' or 'required'"),
+    "stop": ({"stop": ["a", ""]}, "stop ['a', '']: at most 16 texts of 1 to 100 characters"),
+    "top_k": ({"top_k": 5}, "top_k 5: it is not supported; omit it"),
     "none": ({"max_tokens": 0}, "max_tokens 0: a number of tokens, at least 1"),
     "tools": ({"tools": [{"type": "web"}]}, "tool {'type': 'web'}: {\"type\": \"function\""),
 }
@@ -282,7 +316,6 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
     [
         ("idle", 0, "raised", "got its end: a program calls the model at least once"),
         ("elsewhere", 0, "raised", "HTTPError: HTTP Error 404"),
-        ("lists", 0, "raised", "HTTPError: HTTP Error 404"),
         ("fickle", 2, "raised", "the same requests each time"),
         ("shorter", 2, "raised", "got its end: before, it was another"),
         ("dies", 1, "died", "ended without an answer"),

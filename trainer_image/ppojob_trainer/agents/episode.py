@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -80,6 +81,9 @@ class Episode:
         for most in (self.agent.turn_tokens, *(one.max_tokens for one in spoken)):
             left = min(left, most - len(begun)) if most else left
         sampling = replace(self.sampling, max_tokens=left)
+        if stops := tuple(text for one in spoken for text in one.stop):
+            decode = partial(self._form.chat.decode, skip_special_tokens=False)
+            sampling = sampling.with_stop_texts(stops, decode)
         if begun and sampling.stop_texts is not None:
             stop_texts = replace(sampling.stop_texts, before=begun)
             sampling = replace(sampling, stop_texts=stop_texts)
@@ -179,6 +183,8 @@ class Episode:
         state, conversation = self.state, self._conversation
         most = self.agent.max_parallel_calls
         message = self._form.assistant_message(written, conversation.tools, state.turns, most)
+        for stop in conversation.user_turns[-1].stop:
+            message["content"] = message["content"].partition(stop)[0]
         is_whole = "tool_calls" in message and state.finish_reason == "stop"
         read = _tokens(state.segments[state.context : state.turn_began])
         read += len(self.prompt) if state.contexts == 1 else 0

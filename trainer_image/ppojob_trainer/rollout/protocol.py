@@ -7,7 +7,7 @@ those that ended. `agents.driver` drives it.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -68,6 +68,13 @@ class SamplingParams:
     min_p: float = 0.0  # 0 for no limit
     repetition_penalty: float = 1.0  # 1 for none
     grammar: Grammar | None = None
+
+    def with_stop_texts(
+        self, texts: tuple[str, ...], decode: Callable[[Sequence[int]], str]
+    ) -> "SamplingParams":
+        """Return these with more stop strings."""
+        own = self.stop_texts or StopTexts((), decode)
+        return replace(self, stop_texts=replace(own, texts=(*own.texts, *texts)))
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
         """Whether the last of a response's tokens completes a stop string."""

@@ -28,10 +28,18 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import without_name
-from ppojob_trainer.tools.requests import ChatRequest, completion, read_message, read_request
+from ppojob_trainer.tools.requests import (
+    ChatRequest,
+    completion,
+    events,
+    read_message,
+    read_request,
+)
 from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest
 
 _PATH: Final = "/v1/chat/completions"
+_MODELS: Final = "/v1/models"
+_MODEL: Final[Message] = {"id": "policy", "object": "model", "created": 0, "owned_by": "ppojob"}
 _ADDRESS: Final = "127.0.0.1"
 _TOGETHER_SECONDS: Final = 0.05
 """Time limit for a second concurrent request, if the program never waits."""
@@ -118,10 +126,13 @@ class _Run:
         if self.request is None:  # else it stays open until the program ends
             self._connection.close()
 
-    def reply(self, path: str, body: bytes) -> tuple[int, Message] | None:
-        """Return status and body for a request; None if the model has not answered it yet."""
+    def reply(self, path: str, body: bytes) -> tuple[int, Message | bytes] | None:
+        """Return status and body for a request; None if the model has not answered it yet.
+
+        Bytes are a stream of events.
+        """
         if path.rstrip("/") != _PATH:
-            return 404, _error(f"got {shown(path)}: not served here; {_PATH}")
+            return 404, _error(f"got {shown(path)}: not served here; {_PATH}, {_MODELS}")
         try:
             request = read_request(body, self._conversation.sampling)
         except BadResult as bad:
@@ -136,11 +147,14 @@ class _Run:
         before = conversation.user_turns[number]
         end = before.start + before.messages
         messages = _normalised(conversation.contexts(end)[-1])
-        if request[:3] != (messages, before.tools, before.max_tokens):
+        if request.decides != (messages, before.tools, before.max_tokens, before.stop):
             raise _changed(shown(request.messages), f"it was {shown(messages)}")
         self._answered += 1
         message, turn = conversation.messages[end], conversation.model_turns[number]
-        return 200, completion(number, request.model, message, turn)
+        answer = completion(number, request.model, message, turn)
+        if request.stream:
+            return 200, events(answer, with_usage=request.with_usage)
+        return 200, answer
 
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
         """Return the end of the run, from the report of its process.
@@ -162,7 +176,7 @@ class _Run:
 
     def _next(self, request: ChatRequest) -> ModelRequest:
         """Return the next request, which continues the context or begins a new one."""
-        messages, tools, limit, _ = request
+        messages, tools, limit, stop, *_ = request
         before = _normalised(self._conversation.contexts()[-1])
         later = messages[len(before) :]
         continues = messages[: len(before)] == before and tools == self._conversation.tools
@@ -170,7 +184,8 @@ class _Run:
             continues &= bool(later) and all(one["role"] in ("tool", "user") for one in later)
         else:
             continues &= not later  # the prompt of the data is tokenised already
-        return ModelRequest(later if continues else messages, not continues, tools, limit)
+        asked = later if continues else messages
+        return ModelRequest(asked, not continues, tools, limit, stop)
 
     def _refuse_another(self) -> None:
         if select.select([self._listener], [], [], 0)[0]:
@@ -189,10 +204,23 @@ class _Handler(PageHandler):
         """Answer the request, if there is an answer."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if (found := self._run.reply(self.path, body)) is not None:
-            status, answer = found
-            self.answer(msgspec.json.encode(answer), "application/json", status)
+            self._send(*found)
 
-    do_GET = do_POST  # an error, instead of a status on which clients retry
+    def do_GET(self) -> None:
+        """Answer which models there are; else an error, not a status on which clients retry."""
+        path = self.path.rstrip("/")
+        if path == _MODELS:
+            self._send(200, {"object": "list", "data": [_MODEL]})
+        elif path.startswith(_MODELS):
+            self._send(200, _MODEL)
+        else:
+            self.do_POST()
+
+    def _send(self, status: int, answer: Message | bytes) -> None:
+        if isinstance(answer, bytes):
+            self.answer(answer, "text/event-stream", status)
+        else:
+            self.answer(msgspec.json.encode(answer), "application/json", status)
 
 
 def _wait_until_idle(process: int) -> None:

@@ -19,31 +19,43 @@ _ROLES: Final = {"developer": "system"} | {
     role: role for role in ("system", "user", "assistant", "tool")
 }
 _OF_MESSAGES: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
-_READ: Final = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens"})
-_IGNORED: Final = frozenset({"model", "user", "metadata", "store", "parallel_tool_calls"})
+_READ: Final = frozenset(
+    {"messages", "tools", "max_tokens", "max_completion_tokens", "stop", "stream_options"}
+)
+_IGNORED: Final = frozenset(
+    {"model", "user", "metadata", "store", "parallel_tool_calls", "seed", "service_tier"}
+    | {"prompt_cache_key", "safety_identifier"}
+)
 """Keys without effect here; the job's `maxParallelCalls` limits parallel calls."""
-_ONLY: Final[dict[str, Json]] = {
-    "n": 1,
-    "stream": False,
-    "logprobs": False,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "tool_choice": "auto",
-    "response_format": {"type": "text"},
+_VALUES: Final[dict[str, tuple[Json, ...]]] = {
+    "n": (1,),
+    "stream": (False, True),
+    "logprobs": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "tool_choice": ("auto", "required"),  # a turn without a call is returned as it is
+    "response_format": ({"type": "text"},),
 }
-"""Keys with the one value that is supported."""
+"""Keys with the values that are supported."""
+_STOPS: Final = 16
+_STOP_CHARACTERS: Final = 100
 
 
 class ChatRequest(NamedTuple):
-    """A request, with normalised messages (`read_message`); a limit of 0 tokens is none.
-
-    The answer repeats the model name.
-    """
+    """A request, with normalised messages (`read_message`); a limit of 0 tokens is none."""
 
     messages: list[Message]
     tools: list[Message]
     max_tokens: int
-    model: Json
+    stop: list[str]  # texts that end the answer, which then lacks them
+    model: Json  # repeated in the answer
+    stream: bool  # whether the answer is sent as events
+    with_usage: bool  # whether one of them has the numbers of tokens
+
+    @property
+    def decides(self) -> tuple[object, ...]:
+        """What the answer depends on."""
+        return self[:4]
 
 
 def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
@@ -52,15 +64,16 @@ def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
         request = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise _refused("a body that is not a JSON object", str(error)) from None
-    supported = {**_ONLY, **sampling}
+    supported = _VALUES | {key: (value,) for key, value in sampling.items()}
     for key, value in request.items():
         if value is None or key in _READ or key in _IGNORED:
             continue
         if key not in supported:
             raise _refused(f"{key} {shown(value)}", "it is not supported; omit it")
-        if value != (only := supported[key]):
-            why = "this row is sampled with" if key in sampling else "the only supported value is"
-            raise _refused(f"{key} {shown(value)}", f"{why} {shown(only)}; omit it")
+        if value not in (values := supported[key]):
+            why = "this row is sampled with" if key in sampling else "supported:"
+            allowed = " or ".join(map(shown, values))
+            raise _refused(f"{key} {shown(value)}", f"{why} {allowed}; omit it")
     limits = [request.get(key) for key in ("max_completion_tokens", "max_tokens")]
     limit = next((one for one in limits if one is not None), 0)
     if type(limit) is not int or (limit < 1 and limits != [None, None]):
@@ -72,7 +85,20 @@ def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
     if (size := sum(len(one["content"]) for one in messages)) > REPLY_CHARACTERS:
         raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
     tools = [_tool(one) for one in _listed(request, "tools")]
-    return ChatRequest(messages, tools, limit, request.get("model"))
+    options = request.get("stream_options")
+    with_usage = isinstance(options, dict) and options.get("include_usage") is True
+    model, streams = request.get("model"), request.get("stream") is True
+    return ChatRequest(messages, tools, limit, _stops(request), model, streams, with_usage)
+
+
+def _stops(request: Mapping[str, Json]) -> list[str]:
+    found = request.get("stop") or []
+    texts = [found] if isinstance(found, str) else _listed(request, "stop")
+    sizes = [len(one) if isinstance(one, str) else 0 for one in texts]
+    if len(texts) > _STOPS or not all(0 < size <= _STOP_CHARACTERS for size in sizes):
+        why = f"at most {_STOPS} texts of 1 to {_STOP_CHARACTERS} characters"
+        raise _refused(f"stop {shown(found)}", why)
+    return [encodable(str(one)) for one in texts]
 
 
 def read_message(message: object) -> Message:
@@ -115,6 +141,24 @@ def completion(number: int, model: Json, message: Message, turn: ModelTurn) -> M
             "total_tokens": turn.prompt_tokens + turn.completion_tokens,
         },
     }
+
+
+def events(answer: Message, *, with_usage: bool) -> bytes:
+    """Build the server-sent events of a `completion`: all of it in one piece, and its end."""
+    head = {key: answer[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    (choice,) = answer["choices"]
+    calls = choice["message"].get("tool_calls")
+    delta = dict(choice["message"])
+    if calls:
+        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+    end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+    chunks = [{**end, "delta": delta, "finish_reason": None}, end]
+    sent = [{**head, "choices": [one]} for one in chunks]
+    if with_usage:
+        sent.append({**head, "choices": [], "usage": answer["usage"]})
+    lines = [b"data: " + msgspec.json.encode(one) for one in sent]
+    return b"\n\n".join([*lines, b"data: [DONE]", b""])
 
 
 def _named(messages: list[Message]) -> list[Message]:

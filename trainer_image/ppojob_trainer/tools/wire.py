@@ -21,6 +21,7 @@ class UserTurn(msgspec.Struct, frozen=True, array_like=True):
     begins_context: bool = False  # whether they begin a context
     tools: list[Message] = []  # of a program, tool schemas for the model from here on
     max_tokens: int = 0  # of a program, limit of the next turn of the model; 0 for the job's limit
+    stop: list[str] = []  # of a program, texts that also end the next turn of the model
 
 
 class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +44,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     begins_context: bool = False
     tools: list[Message] = []
     max_tokens: int = 0  # limit of the turn; 0 for the job's limit
+    stop: list[str] = []  # texts that also end the turn
 
 
 class Conversation(msgspec.Struct):
@@ -60,7 +62,7 @@ class Conversation(msgspec.Struct):
 
     def add_request(self, request: ModelRequest) -> None:
         """Append a turn of the user simulator, or a program's request."""
-        size, more = len(request.messages), (request.tools, request.max_tokens)
+        size, more = len(request.messages), (request.tools, request.max_tokens, request.stop)
         self.user_turns.append(UserTurn(len(self.messages), size, request.begins_context, *more))
         self.messages += request.messages
 
