@@ -95,6 +95,28 @@ def streams(messages):
     choice = ask([*messages, message, user("Seen.")], tools=[ADD], stop=["\\n", "."])
     return float(choice["message"]["content"] == "Yes")
 
+def responds(messages, streams):
+    """Calls what the model calls, by the Responses API."""
+    asked = {"model": "policy", "instructions": "You add.", "store": False, "stream": streams,
+             "tools": [{"type": "function", **ADD["function"], "strict": True}]}
+    items = list(messages)
+    while True:
+        body = json.dumps({**asked, "input": items}).encode()
+        with urllib.request.urlopen(ADDRESS.replace("chat/completions", "responses"), body) as sent:
+            answer = sent.read().decode()
+        if streams:
+            kind, answer = answer.split("\\n\\n")[-2].split("\\ndata: ")
+            assert kind == "event: response.completed"
+        answer = json.loads(answer)
+        *said, last = (answer["response"] if streams else answer)["output"]
+        if last["type"] == "message":
+            return last["content"][0]["text"] == "It is 3."
+        assert [one["content"][0]["text"] for one in said] in ([], ["Let me see. "])
+        told = json.loads(last["arguments"])
+        items += [*said, {"type": "reasoning", "summary": []}, last,
+                  {"type": "function_call_output", "call_id": last["call_id"],
+                   "output": str(told["a"] + told["b"])}]
+
 def leaves(messages):
     """Starts what does not end with its group."""
     started = subprocess.Popen(["sleep", "100"], start_new_session=True)
@@ -146,7 +168,7 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "leaves")
+NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "responds", "leaves")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -241,8 +263,12 @@ def test_requests_are_turns_of_a_context_or_new_contexts(form: ChatForm, pool: T
 
 
 @pytest.mark.processes
-def test_calls_are_told_and_answered_in_openais_form(form: ChatForm, pool: ToolPool, file: Path):
-    row = Row(form, agent(file, *NAMES), "call")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("call", {}), ("responds", {"streams": False}), ("responds", {"streams": True})],
+)
+def test_calls_are_told_and_answered_in_openais_forms(name, told, form, pool, file) -> None:
+    row = Row(form, agent(file, *NAMES), name, **told)
     asks = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": %d}}</tool_call>'
     episode = row.play(pool, "Let me see. " + asks % 2, asks % 3 + asks % 4, "It is 3.")
     assert row.shown(0).startswith("<|im_start|>system\nYou add.\n\n# Tools")

@@ -1,4 +1,4 @@
-"""Custom agent program: a user's function that calls the model by OpenAI's chat completions.
+"""Custom agent program: a user's function that calls the model by OpenAI's API.
 
 Any free process runs a turn, so the program is restarted for each turn, in a forked process, and
 its requests are answered with the model's earlier turns, in order. The first request without an
@@ -29,15 +29,20 @@ from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import without_name
 from ppojob_trainer.tools.requests import (
+    END_OF_EVENTS,
     ChatRequest,
     completion,
+    decode_body,
     events,
     read_message,
     read_request,
+    stream_of,
 )
+from ppojob_trainer.tools.responses import as_chat, as_response, response_events
 from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest
 
 _PATH: Final = "/v1/chat/completions"
+_RESPONSES: Final = "/v1/responses"
 _MODELS: Final = "/v1/models"
 _MODEL: Final[Message] = {"id": "policy", "object": "model", "created": 0, "owned_by": "ppojob"}
 _ADDRESS: Final = "127.0.0.1"
@@ -131,10 +136,15 @@ class _Run:
 
         Bytes are a stream of events.
         """
-        if path.rstrip("/") != _PATH:
-            return 404, _error(f"got {shown(path)}: not served here; {_PATH}, {_MODELS}")
+        path = path.rstrip("/")
+        if path not in (_PATH, _RESPONSES):
+            served = ", ".join((_PATH, _RESPONSES, _MODELS))
+            return 404, _error(f"got {shown(path)}: not served here; {served}")
+        is_chat = path == _PATH
         try:
-            request = read_request(body, self._conversation.sampling)
+            asked = decode_body(body)
+            asked = asked if is_chat else as_chat(asked)
+            request = read_request(asked, self._conversation.sampling)
         except BadResult as bad:
             return 400, _error(f"got {bad.got}: {bad.why}")
         number, conversation = self._answered, self._conversation
@@ -152,9 +162,11 @@ class _Run:
         self._answered += 1
         message, turn = conversation.messages[end], conversation.model_turns[number]
         answer = completion(number, request.model, message, turn)
-        if request.stream:
-            return 200, events(answer, with_usage=request.with_usage)
-        return 200, answer
+        if not request.stream:
+            return 200, answer if is_chat else as_response(answer)
+        if is_chat:
+            return 200, stream_of(events(answer, with_usage=request.with_usage)) + END_OF_EVENTS
+        return 200, stream_of(response_events(answer))
 
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
         """Return the end of the run, from the report of its process.

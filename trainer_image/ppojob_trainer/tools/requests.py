@@ -5,8 +5,8 @@ say, would be trained on tokens of the job's temperature.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ _VALUES: Final[dict[str, tuple[Json, ...]]] = {
     "response_format": ({"type": "text"},),
 }
 """Keys with the values that are supported."""
+END_OF_EVENTS: Final = b"data: [DONE]\n\n"
 _STOPS: Final = 16
 _STOP_CHARACTERS: Final = 100
 
@@ -58,12 +59,16 @@ class ChatRequest(NamedTuple):
         return self[:4]
 
 
-def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
-    """Read a request; `sampling` are settings of the job that it may repeat."""
+def decode_body(body: bytes) -> Message:
+    """Decode the body of a request."""
     try:
-        request = msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(body, type=Message)
     except msgspec.MsgspecError as error:
         raise _refused("a body that is not a JSON object", str(error)) from None
+
+
+def read_request(request: Message, sampling: Mapping[str, float]) -> ChatRequest:
+    """Read a request; `sampling` are settings of the job that it may repeat."""
     supported = _VALUES | {key: (value,) for key, value in sampling.items()}
     for key, value in request.items():
         if value is None or key in _READ or key in _IGNORED:
@@ -143,22 +148,27 @@ def completion(number: int, model: Json, message: Message, turn: ModelTurn) -> M
     }
 
 
-def events(answer: Message, *, with_usage: bool) -> bytes:
-    """Build the server-sent events of a `completion`: all of it in one piece, and its end."""
+def events(answer: Message, *, with_usage: bool) -> Iterator[Message]:
+    """Yield the events of a `completion`: all of it in one piece, and its end."""
     head = {key: answer[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
     (choice,) = answer["choices"]
-    calls = choice["message"].get("tool_calls")
     delta = dict(choice["message"])
-    if calls:
+    if calls := delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
     end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-    chunks = [{**end, "delta": delta, "finish_reason": None}, end]
-    sent = [{**head, "choices": [one]} for one in chunks]
+    yield {**head, "choices": [{**end, "delta": delta, "finish_reason": None}]}
+    yield {**head, "choices": [end]}
     if with_usage:
-        sent.append({**head, "choices": [], "usage": answer["usage"]})
-    lines = [b"data: " + msgspec.json.encode(one) for one in sent]
-    return b"\n\n".join([*lines, b"data: [DONE]", b""])
+        yield {**head, "choices": [], "usage": answer["usage"]}
+
+
+def stream_of(sent: Iterable[Message]) -> bytes:
+    """Encode server-sent events; those with a type are named by it."""
+    named = ((f"event: {one['type']}\n" if "type" in one else "", one) for one in sent)
+    return b"".join(
+        b"%bdata: %b\n\n" % (name.encode(), msgspec.json.encode(one)) for name, one in named
+    )
 
 
 def _named(messages: list[Message]) -> list[Message]:
