@@ -131,6 +131,24 @@ def test_rounds_that_are_under_way_are_of_as_many_prompts(changes, where, tmp_pa
     assert [line.partition(": got ")[0] for line in told] == ([where] if where else [])
 
 
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("spec.algorithm.routerReplay", {"routerReplay": "rollout"}),
+        ("spec.algorithm.type", {"type": "remax"}),
+        (None, {"type": "rloo"}),
+    ],
+)
+def test_rows_that_are_ahead_have_what_the_job_reads_of_rows(where, change, tmp_path: Path) -> None:
+    """No engine has recorded their experts, or generated greedy responses beside them."""
+    for staleness in (0, 1):
+        ahead, run = {"rollout": {"maxStaleness": staleness}}, f"runs/{staleness}"
+        train(tmp_path / run, job_of(tmp_path, algorithm=ALGORITHM, **ahead), 1)
+        told = branches.problems(branch(tmp_path, run, algorithm=ALGORITHM | change, **ahead))
+        is_refused = staleness and where
+        assert [line.partition(": got ")[0] for line in told] == ([where] if is_refused else [])
+
+
 def test_passes_that_are_over_leave_nothing_to_do(tmp_path: Path) -> None:
     """Whether the pass under way is over is known where the rows were counted."""
     train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)

@@ -73,6 +73,7 @@ _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     "spec.algorithm.samplesPerPrompt",
     "spec.algorithm.guidance.samples",
+    "spec.algorithm.routerReplay",
     "spec.agent",
 )
 """The same, in addition to `_DRAWS`, if a checkpoint has rows of later steps or rounds."""
@@ -269,12 +270,14 @@ def _changes(theirs: dict[str, Json], ours: dict[str, Json]) -> list[Difference]
 
 
 def _kinds(spec: dict[str, Any]) -> dict[str, object]:
-    """Return the models and state of a job, by the fields that determine them."""
+    """Return the models, state and rows ahead of a job, by the fields that determine them."""
     algorithm = spec["algorithm"]
     kind, loss = algorithm["type"], algorithm.get("policyLoss") or {}
     estimator = {str(name): one for name, one in ESTIMATORS.items()}.get(kind)
-    # A type that is no estimator trains on demonstrations, each in its own way.
-    state = kind if estimator is None or kind == "spo" else estimator.critic
+    state = kind  # a type that is no estimator trains on demonstrations, each in its own way
+    if estimator is not None and kind != "spo":
+        has_greedy = estimator.has_greedy and spec["rollout"]["maxStaleness"] > 0
+        state = estimator.critic, has_greedy
     learning = [str(name) for name, one in LOSSES.items() if one.learns_log_z]
     return {
         "spec.algorithm.type": state,
