@@ -158,5 +158,6 @@ def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:
     own = spec.get("tolerations", [])
     spec["tolerations"] = [*own, *(one for one in placement.tolerations if one not in own)]
     if placement.gates:
-        spec["schedulingGates"] = [{"name": gate} for gate in placement.gates]
+        gates = [{"name": gate} for gate in placement.gates]
+        spec["schedulingGates"] = [*spec.get("schedulingGates", []), *gates]
     return {**template, "metadata": metadata, "spec": spec}

@@ -264,6 +264,8 @@ def _volumes(
         ("config", {"configMap": {"name": config_map_name(job, config)}}, _MOUNTS["config"], True),
         ("keys", {"secret": keys}, _MOUNTS["keys"], True),
         ("run", {"persistentVolumeClaim": {"claimName": claim}}, _MOUNTS["run"], False),
+        # No sizeLimit, which evicts a pod: how much engines and tools write depends on the job.
+        # Its limit of ephemeral-storage covers these folders and the logs.
         ("scratch", {"emptyDir": {}}, _MOUNTS["scratch"], False),
         ("shm", {"emptyDir": shared}, "/dev/shm", False),
         ("tmp", {"emptyDir": {}}, "/tmp", False),

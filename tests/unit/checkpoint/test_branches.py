@@ -76,18 +76,51 @@ def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) 
     assert any(line.endswith("the data starts again") for line in told) == has_other_order
 
 
-@pytest.mark.parametrize("key", [None, "target"])
-def test_given_responses_of_another_length_begin_anew(key: str | None, tmp_path: Path) -> None:
-    """They are cut as those that are drawn, and are part of the data."""
-    guidance = {} if key is None else {"guidance": {}}
-    algorithm = {**ALGORITHM, "samplesPerPrompt": 2, "type": "grpo", **guidance}
-    data = {"train": [{"path": "a.jsonl"}], "guidanceKey": key}
-    settings = {"data": data, "algorithm": algorithm}
-    train(tmp_path / "runs" / "sum", job_of(tmp_path, **settings), 1)
-    settings["data"] = {**data, "maxResponseTokens": 9}
-    branches.begin(branch(tmp_path, **settings), tmp_path / "run")
+TOOL = {"name": "search", "description": "Searches.", "config": {"index": "passages"}}
+CHANGES = {
+    "rollouts": ({}, {"data": {"maxResponseTokens": 9}}, False),
+    "guidance": (
+        {"algorithm": {"guidance": {}}, "data": {"guidanceKey": "target"}},
+        {"data": {"maxResponseTokens": 9}},
+        True,
+    ),
+    "answers": (
+        {"algorithm": {"type": "sft", "samplesPerPrompt": 1}, "rewards": []},
+        {"data": {"maxResponseTokens": 9}},
+        True,
+    ),
+    "teacher prompts": (
+        {"algorithm": {"type": "distillation", "distillation": {"reprompt": {}}}},
+        {"data": {"maxResponseTokens": 9}},
+        True,
+    ),
+    "tools": (
+        {"agent": {"tools": [TOOL]}},
+        {"agent": {"tools": [TOOL | {"description": "Finds."}]}},
+        True,
+    ),
+    "their limits": (
+        {"agent": {"tools": [TOOL]}},
+        {"agent": {"tools": [TOOL | {"timeLimitSeconds": 9}]}},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "change", "is_anew"), CHANGES.values(), ids=CHANGES)
+def test_prompts_and_answers_that_become_others_begin_anew(run, change, is_anew, tmp_path: Path):
+    """By what the digest of the data consists of: a run refuses to go on with another one."""
+
+    def settings(*parts: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"algorithm": ALGORITHM, "data": {"train": [{"path": "a.jsonl"}]}}
+        for name, own in (item for part in parts for item in part.items()):
+            found[name] = found.get(name, {}) | own if isinstance(own, dict) else own
+        return found
+
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, **settings(run)), 1)
+    branches.begin(branch(tmp_path, **settings(run, change)), tmp_path / "run")
     progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
-    assert (progress.data == manifest.UNREAD) == (key is not None)
+    assert (progress.data == manifest.UNREAD) == is_anew
 
 
 @pytest.mark.parametrize(
@@ -129,6 +162,24 @@ def test_rounds_that_are_under_way_are_of_as_many_prompts(changes, where, tmp_pa
     config = branch(tmp_path, algorithm={**ALGORITHM, "dynamicSampling": after}, **ahead)
     told = branches.problems(config)
     assert [line.partition(": got ")[0] for line in told] == ([where] if where else [])
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("spec.algorithm.routerReplay", {"routerReplay": "rollout"}),
+        ("spec.algorithm.type", {"type": "remax"}),
+        (None, {"type": "rloo"}),
+    ],
+)
+def test_rows_that_are_ahead_have_what_the_job_reads_of_rows(where, change, tmp_path: Path) -> None:
+    """No engine has recorded their experts, or generated greedy responses beside them."""
+    for staleness in (0, 1):
+        ahead, run = {"rollout": {"maxStaleness": staleness}}, f"runs/{staleness}"
+        train(tmp_path / run, job_of(tmp_path, algorithm=ALGORITHM, **ahead), 1)
+        told = branches.problems(branch(tmp_path, run, algorithm=ALGORITHM | change, **ahead))
+        is_refused = staleness and where
+        assert [line.partition(": got ")[0] for line in told] == ([where] if is_refused else [])
 
 
 def test_passes_that_are_over_leave_nothing_to_do(tmp_path: Path) -> None:
@@ -206,20 +257,23 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "is_kept"),
+    ("changed", "prompts", "is_kept"),
     [
-        ({"train": [{"path": "b.jsonl"}], "answerKey": "answer"}, True),
-        ({"demonstrations": [{"path": "c.jsonl"}]}, False),
-        ({"seed": 3}, False),
+        ({"train": [{"path": "b.jsonl"}], "answerKey": "answer"}, 1, True),
+        ({"demonstrations": [{"path": "c.jsonl"}]}, 1, False),
+        ({"seed": 3}, 1, False),
+        ({}, 2, False),  # as many are read in a step, and files with weights by whole steps
     ],
 )
 def test_the_place_in_the_demonstrations_is_kept_while_they_are_the_same(
-    changed: dict[str, object], is_kept: bool, tmp_path: Path
+    changed: dict[str, object], prompts: int, is_kept: bool, tmp_path: Path
 ) -> None:
-    data = {"train": [{"path": "a.jsonl"}], "demonstrations": [{"path": "d.jsonl"}]}
+    shown = [{"path": "d.jsonl", "weight": 1}]
+    data = {"train": [{"path": "a.jsonl"}], "demonstrations": shown}
     settings = {"algorithm": {**ALGORITHM, "supervised": {"coefficient": 0.1}}}
     train(tmp_path / "runs" / "sum", job_of(tmp_path, data=data, **settings), 1)
-    other = {"algorithm": {**ALGORITHM, "supervised": {"coefficient": 0.2}}}
+    supervised = {"supervised": {"coefficient": 0.2}}
+    other = {"algorithm": {**ALGORITHM, "promptsPerStep": prompts, **supervised}}
     config = branch(tmp_path, data={**data, **changed}, **other)
     branches.begin(config, tmp_path / "run")
     found = store_of(tmp_path / "run", config).recover().checkpoint

@@ -134,8 +134,9 @@ def test_with_a_topology_kueue_chooses_the_node_of_each_pod() -> None:
         "kueue.x-k8s.io/podset-slice-required-topology": "host",
         "kueue.x-k8s.io/podset-slice-size": "2",
     }
-    rewards = {"roles": ["reward"], "podOverrides": {"metadata": {"annotations": annotations}}}
-    job = queued_job(pods=[rewards])
+    spec = {"schedulingGates": [{"name": "mine"}]}
+    overrides = {"metadata": {"annotations": annotations}, "spec": spec}
+    job = queued_job(pods=[{"roles": ["reward"], "podOverrides": overrides}])
     (workload,) = made(look(job, seen()), "Workload")
     requests = {one["name"]: one["topologyRequest"] for one in workload["spec"]["podSets"]}
     index = {"podIndexLabel": "apps.kubernetes.io/pod-index"}
@@ -151,7 +152,9 @@ def test_with_a_topology_kueue_chooses_the_node_of_each_pod() -> None:
     for one in made(look(job, seen(there)), "StatefulSet"):
         metadata, spec = (one["spec"]["template"][name] for name in ("metadata", "spec"))
         slug = one["metadata"]["name"].removeprefix("sum-")
-        assert spec["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
+        own = ["mine"] if slug == "reward" else []
+        gates = [*own, "kueue.x-k8s.io/topology"]
+        assert [one["name"] for one in spec["schedulingGates"]] == gates
         assert metadata["labels"]["kueue.x-k8s.io/podset"] == slug
         assert metadata["annotations"]["kueue.x-k8s.io/workload"] == "ppojob-sum"
         free = metadata["annotations"].get("kueue.x-k8s.io/podset-unconstrained-topology")

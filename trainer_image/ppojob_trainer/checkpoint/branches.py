@@ -8,6 +8,7 @@ controller imports this module.
 import json
 import logging
 import posixpath
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,13 @@ import msgspec
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOURNAL_FILE, METRICS_FILE
-from ppojob_api.v1alpha1.data import DataFile, DataSpec
+from ppojob_api.v1alpha1.data import DataFile
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.identity import Difference, changed_settings
+from ppojob_trainer.checkpoint.identity import Difference, changed_settings, differences
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import UNREAD, Manifest, Progress, entry_of
 from ppojob_trainer.checkpoint.remote_store import RUN_FOLDER, RemoteStore, complete_download
@@ -63,6 +65,8 @@ _SHAPES_NOTHING: Final = (
 """Exceptions among them: settings of updates that do not affect a checkpoint."""
 _PROMPTS_PER_STEP: Final = "spec.algorithm.promptsPerStep"
 _ROWS_PER_STEP: Final = "spec.algorithm.supervised.rowsPerStep"
+_MOVES_CURSOR: Final = ("spec.data.seed", "spec.data.maxTeacherPromptTokens", _ROWS_PER_STEP)
+"""Settings that another one may determine, by which the data is another one or in another order."""
 _DRAWS: Final = (
     _PROMPTS_PER_STEP,
     "spec.algorithm.dynamicSampling",
@@ -73,6 +77,7 @@ _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     "spec.algorithm.samplesPerPrompt",
     "spec.algorithm.guidance.samples",
+    "spec.algorithm.routerReplay",
     "spec.agent",
 )
 """The same, in addition to `_DRAWS`, if a checkpoint has rows of later steps or rounds."""
@@ -85,6 +90,10 @@ _NOT_OF_PROMPTS: Final = (
     _OF_DEMONSTRATIONS,
 )
 """Data settings that change neither the prompts nor their order."""
+_OF_TOOLS: Final = re.compile(
+    r"spec\.agent(\.tools(\[\d+\](\.(name|description|parameters)\b.*)?)?)?"
+)
+"""Settings of tools that a chat template shows in prompts."""
 _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.train",
     "spec.data.validation",
@@ -142,7 +151,7 @@ def _copy(
     root = run_folder / CHECKPOINTS_FOLDER
     step, found, settings, changes = _fitting(remote, branch, config)
     for where, old, new in changes:
-        restart = "; the data starts again" if _restarts_data(where, config.spec.data) else ""
+        restart = "; the data starts again" if _restarts_data(where, config.spec) else ""
         tell(f"{where}: {old} -> {new}{restart}")
     progress = _progress(found.progress, config, [where for where, _, _ in changes])
     files = [entry for entry in found.files if entry.path != CONFIG_NAME]
@@ -253,7 +262,7 @@ def _unfit(
             allowed = "the old value, or start from an export of that run (spec.model.path)"
             yield Problem(where, new, why, allowed, ReasonCode.CONFLICT)
         passes = config.spec.steps.epochs
-        restarts = _restarts_data(where, config.spec.data)
+        restarts = _restarts_data(where, config.spec)
         if passes is not None and (restarts or where == _PROMPTS_PER_STEP):
             why = f"steps of {shown(remote.url)} are counted too, by another {where}"
             where, got = "spec.steps.epochs", str(passes)
@@ -261,20 +270,20 @@ def _unfit(
 
 
 def _changes(theirs: dict[str, Json], ours: dict[str, Json]) -> list[Difference]:
-    """Return the differences; the data seed too if it is derived from the job's."""
-    found = changed_settings(theirs, ours)
-    if any(where == "spec.seed" for where, _, _ in found):
-        found += changed_settings({"data": theirs["data"]}, {"data": ours["data"]})
-    return sorted(set(found))
+    """Return the differences, also derived ones that move a cursor."""
+    derived = [one for one in differences(theirs, ours, "spec") if one[0] in _MOVES_CURSOR]
+    return sorted({*changed_settings(theirs, ours), *derived})
 
 
 def _kinds(spec: dict[str, Any]) -> dict[str, object]:
-    """Return the models and state of a job, by the fields that determine them."""
+    """Return the models, state and rows ahead of a job, by the fields that determine them."""
     algorithm = spec["algorithm"]
     kind, loss = algorithm["type"], algorithm.get("policyLoss") or {}
     estimator = {str(name): one for name, one in ESTIMATORS.items()}.get(kind)
-    # A type that is no estimator trains on demonstrations, each in its own way.
-    state = kind if estimator is None or kind == "spo" else estimator.critic
+    state = kind  # a type that is no estimator trains on demonstrations, each in its own way
+    if estimator is not None and kind != "spo":
+        has_greedy = estimator.has_greedy and spec["rollout"]["maxStaleness"] > 0
+        state = estimator.critic, has_greedy
     learning = [str(name) for name, one in LOSSES.items() if one.learns_log_z]
     return {
         "spec.algorithm.type": state,
@@ -300,7 +309,7 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     if any(where.startswith("spec.algorithm.entropyCo") for where in changed):
         progress = msgspec.structs.replace(progress, entropy_coefficient=None)
     data = config.spec.data
-    if any(_restarts_data(where, data) for where in changed):
+    if any(_restarts_data(where, config.spec) for where in changed):
         progress = msgspec.structs.replace(progress, data=UNREAD, rows_seen={})
     if any(where.startswith("spec.data.sampler") for where in changed):
         progress = msgspec.structs.replace(progress, sampler_state="null")
@@ -316,16 +325,18 @@ def _has_weights(files: Sequence[DataFile]) -> bool:
     return any(file.weight is not None for file in files)
 
 
-def _restarts_data(where: str, data: DataSpec) -> bool:
+def _restarts_data(where: str, spec: PPOJobSpec) -> bool:
     """Whether a changed setting makes the data cursor meaningless.
 
     Files with weights, and an order by difficulty, are read by whole batches. Given responses are
-    truncated as generated ones are.
+    truncated as generated ones are. Chat templates show the schemas of tools.
     """
-    if where == "spec.data.maxResponseTokens" and data.guidance_key is not None:
+    data = spec.data
+    if where == "spec.data.maxResponseTokens" and (data.guidance_key or spec.algorithm.given):
         return True
     is_by_batches = data.curriculum is not None or _has_weights(data.train)
-    return _is_of_data(where, _NOT_OF_PROMPTS) or (is_by_batches and where in _DRAWS)
+    is_of_prompts = _is_of_data(where, _NOT_OF_PROMPTS) or _OF_TOOLS.fullmatch(where) is not None
+    return is_of_prompts or (is_by_batches and where in _DRAWS)
 
 
 def _is_of_data(where: str, others: tuple[str, ...]) -> bool:

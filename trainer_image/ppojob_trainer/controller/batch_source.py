@@ -122,9 +122,12 @@ def batch_source(
     if spec.rollout.replay is not None:
         steps = 0
     passes, engines = spec.steps.epochs, stages.engines
-    source = InterleavedSource(stages, spec.algorithm, steps, total_steps, passes, dataset, order)
-    if steps and isinstance(engines, StandaloneEngines):
-        source = PrefetchedSource(**vars(source), engines=engines)
+    of_run = stages, spec.algorithm, steps, total_steps, passes, dataset, order
+    source = (
+        PrefetchedSource(*of_run, engines)
+        if steps and isinstance(engines, StandaloneEngines)
+        else InterleavedSource(*of_run)
+    )
     return source if sampling is None else DynamicSampling(source, sampling, spec.drops_responses)
 
 

@@ -24,10 +24,9 @@ import msgspec
 from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
-from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
-from ppojob_trainer.algorithms.prompt_values import Belief, after_visits
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.controller.adapted_state import kl_metrics, next_kl, next_values
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
@@ -43,7 +42,7 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.step_warnings import StepWarnings
-from ppojob_trainer.controller.training_step import StepResult, TrainingStep, tracked_values
+from ppojob_trainer.controller.training_step import StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -217,9 +216,10 @@ class Loop:
                 self._save_if_due(progress)
         failpoints.hit(STEP_BEGIN)
         self._go_to(progress)
-        entropy, control = progress.entropy_coefficient, self.training.entropy
+        algorithm, control = self.spec.algorithm, self.training.entropy
+        entropy = progress.entropy_coefficient
         if entropy is None:
-            entropy = self.spec.algorithm.entropy_coefficient
+            entropy = algorithm.entropy_coefficient
         kl, beliefs = progress.kl_coefficient or 0.0, progress.prompt_values
         try:
             result = self.training.run(step, self._draw, kl, entropy, timer, beliefs)
@@ -230,7 +230,7 @@ class Loop:
         rows = step_rows(result)
         metrics = training_metrics(result, rows, self.spec, self.order.place[0])
         self._warn(result, metrics)
-        metrics |= self._kl_metrics(kl, result)
+        metrics |= kl_metrics(algorithm.kl, kl, result)
         supervised = self.training.supervised
         trained = msgspec.structs.replace(
             progress,
@@ -238,11 +238,11 @@ class Loop:
             policy_version=step,
             data=DataCursor(*self.order.place, sha256=progress.data.sha256),
             demonstrations=None if supervised is None else supervised.cursor,
-            kl_coefficient=self._next_kl(progress, result),
+            kl_coefficient=next_kl(algorithm.kl, progress, result),
             entropy_coefficient=None
             if control is None
             else control.after(entropy, result.statistics["actor/entropy"]),
-            prompt_values=self._next_values(progress, result),
+            prompt_values=next_values(algorithm.spo, progress, result),
             metrics_lines=progress.metrics_lines + 1,
             tokens=progress.tokens + rows.total_tokens,
             roles=tuple(updates.state_after(step) for updates in self.training.updates),
@@ -373,34 +373,6 @@ class Loop:
 
     def _log_samples(self, batch: Batch) -> None:
         log_samples(self.records.run_folder, batch.purpose, batch.step, self.spec.num_examine)
-
-    def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
-        kl, found = self.spec.algorithm.kl, dict[str, float]()
-        if kl.in_ == "loss":
-            found["actor/kl_coef"] = coefficient
-        if kl.loss_term is not None:
-            found["actor/kl_coef"] = kl.loss_term.coefficient
-        if result.kl is not None:
-            found["actor/reward_kl_penalty"] = result.kl
-            found["actor/reward_kl_penalty_coeff"] = coefficient
-        return found
-
-    def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
-        kl, measured = self.spec.algorithm.kl, result.kl
-        if progress.kl_coefficient is None or measured is None or kl.controller == "fixed":
-            return progress.kl_coefficient
-        num_rows = result.batch.num_rows
-        return next_kl_coefficient(
-            progress.kl_coefficient, measured, num_rows, target=kl.target, horizon=kl.horizon
-        )
-
-    def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
-        if (spo := self.spec.algorithm.spo) is None:
-            return progress.prompt_values
-        prompts, values = result.batch.prompts, progress.prompt_values
-        tracked = zip(prompts, tracked_values(prompts, values, spo.decay), strict=True)
-        drawn = {prompt.prompt_digest: own for prompt, own in tracked}
-        return {**values, **after_visits(drawn, result.visits, decay=spo.decay)}
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Write the metrics, then the journal, so that each journaled step has its metrics."""

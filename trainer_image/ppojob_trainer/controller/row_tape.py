@@ -171,8 +171,8 @@ def prefetched_rows(run_folder: Path, step: int) -> dict[BatchKey, Location]:
             case [folder, purpose, name] if folder == AHEAD_FOLDER:
                 key = BatchKey(purpose, step + 1)
                 _, others = found.get(key, ("", ()))
-                files = (*others, msgspec.structs.replace(entry, path=name))
-                found[key] = f"{checkpoint}/{folder}/{purpose}", files
+                own = msgspec.structs.replace(entry, path=name)
+                found[key] = f"{checkpoint}/{folder}/{purpose}", (*others, own)
     return found
 
 
