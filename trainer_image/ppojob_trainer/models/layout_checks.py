@@ -62,8 +62,8 @@ NOT_IN_VLLM: Final = frozenset({"bamba"})
 _OF_TORCHVISION: Final = (
     *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_vl", "qwen3_vl_moe"),
     *("qwen3_omni_moe_thinker", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe"),
-    *("glm4v", "glm4v_moe", "glm_ocr", "llama4", "gemma3", "mistral3", "lfm2_vl", "lighton_ocr"),
-    *("llava", "llava_next", "llava_onevision", "internvl"),
+    *("glm4v", "glm4v_moe", "glm_ocr", "llama4", "gemma3", "gemma4", "gemma4_unified", "mistral3"),
+    *("lfm2_vl", "lighton_ocr", "llava", "llava_next", "llava_onevision", "internvl", "smolvlm"),
 )
 """Model types of folders for which vLLM's own classes import torchvision; engines have others."""
 
