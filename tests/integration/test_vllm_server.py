@@ -52,10 +52,11 @@ def asked(path: str, body: dict[str, object] | None = None) -> Any:
 
 
 @pytest.mark.long
-def test_a_model_of_latent_attention_says_what_transformers_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["deepseek_v3", "ernie4_5_moe"])
+def test_a_server_says_what_transformers_says(family: str, tmp_path: Path) -> None:
     """Of the folder as transformers writes it, without what it takes for granted."""
     torch.manual_seed(0)
-    kind, options = FAMILY_MODELS["deepseek_v3"]
+    kind, options = FAMILY_MODELS[family]
     model = make_model(kind, **{**options, **SIZES})
     write_model(tmp_path, model)
     save_tokenizer(tmp_path)

@@ -214,7 +214,9 @@ LAYOUTS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str, Told]]] = {
             ({"model_type": "olmoe", "num_experts": 6, **UNTIED}, None),
             ({"model_type": "qwen3_next", **SHARED, **TIED}, CONFLICT),
             ({"model_type": "qwen3_next", **SHARED, **UNTIED}, None),
-            ({"model_type": "glm4v_moe", **SHARED, **TIED}, CONFLICT),
+            ({"model_type": "glm4v_moe", **SHARED}, CONFLICT),  # imports what is not installed
+            ({"model_type": "gemma3", "text_config": {**SIZES, "head_dim": 8}}, CONFLICT),
+            ({"model_type": "gemma3_text", "head_dim": 8}, None),
             ({"model_type": "qwen2", **TIED}, None),
             ({"model_type": "laguna", **SHARED, "head_dim": 8}, CONFLICT),  # a bias is dropped
             ({"model_type": "mistral4", **SHARED}, CONFLICT),

@@ -27,6 +27,12 @@ def test_a_server_is_told_what_engines_are(family: str, told: dict[str, object])
     assert {name: getattr(served, name) for name in told} == told
 
 
+def test_temperatures_of_llama4_do_not_depend_on_the_longest_row() -> None:
+    told = engine_corrections.generation(config_of("llama4_text"))
+    assert told == {"attn_temperature_tuning": True}
+    assert engine_corrections.generation(config_of("qwen3")) == {}
+
+
 def test_angles_of_hunyuan_are_of_a_longer_base() -> None:
     served = engine_corrections.served(config_of("hunyuan_v1_dense"))
     assert served.rope_parameters["rope_type"] == "default"

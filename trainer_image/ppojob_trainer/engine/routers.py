@@ -30,7 +30,6 @@ from ppojob_trainer.engine.packed_rows import PackedRows
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.architectures import sizes_by
 from ppojob_trainer.models.experts import selection_biases_of
-from ppojob_trainer.models.mixtures import experts_key
 from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
 from ppojob_trainer.models.routes import (
     EXPERT_DTYPE,
@@ -47,34 +46,26 @@ from ppojob_trainer.rows.experience import Experience
 
 
 class Routers:
-    """The routers of a model in one update: their losses, or the loads that move their bias."""
+    """The routers of a model in an update: their losses, or the loads that move their bias."""
 
     def __init__(
-        self,
-        spec: AlgorithmSpec,
-        model: PreTrainedModel,
-        world: World,
-        ranks: SequenceRanks,
-        rows: float,
-        scale: float,
+        self, spec: AlgorithmSpec, model: PreTrainedModel, world: World, ranks: SequenceRanks
     ) -> None:
-        """Start an update of `rows` rows with a trained token, over all ranks.
-
-        `ranks` are the sequence-parallel ranks that share the tokens of a pass; `scale` is that of
-        the gradients.
-        """
-        config: Any = model.config
-        self._config = config.to_dict()
-        self._layers: int = config.num_hidden_layers
+        """`ranks` are the sequence-parallel ranks that share the tokens of a pass."""
+        self._sizes = sizes_by(model.config.to_dict())
         self._biases = selection_biases_of(model) if spec.router_bias_rate else {}
         self._spec = spec
         self._balance, self._z = spec.router_balance_coefficient, spec.router_z_coefficient
-        self._scale = scale
         self._world = world
         self._ranks = ranks
-        self._number, tensor = world.dims.place(world.rank, "tensor")
+        self._number, self._copies = world.dims.place(world.rank, "tensor")
+        self.begin(1.0, 1.0)
+
+    def begin(self, rows: float, scale: float) -> None:
+        """Start an update of `rows` rows with a trained token; gradients have this scale."""
         # Tensor-parallel ranks have replicated routers, whose gradients are summed.
-        self._share = 1.0 / (max(rows, 1.0) * tensor)
+        self._share = 1.0 / (max(rows, 1.0) * self._copies)
+        self._scale = scale
         self._passes: list[dict[int, Tensor]] = []  # by layer: (2,) losses or (E,) int64 loads
         self._loads: dict[int, Tensor] = {}  # of all passes and ranks
 
@@ -98,7 +89,7 @@ class Routers:
             mine = torch.stack(parts).double().sum(dim=0).tolist() if parts else (0.0, 0.0)
             balance, z = sum_over_ranks(self._world, mine)
             values[f"{area}/loss"] += self._balance * balance + self._z * z
-            layers = sum(map(sizes_by(self._config).has_experts, range(self._layers)))
+            layers = sum(map(self._sizes.has_experts, range(self._sizes.layers)))
             values[f"{area}/router_balance_loss"] = balance / layers
             values[f"{area}/router_z_loss"] = z / layers
         if spec.router_bias_rate:
@@ -148,8 +139,7 @@ class Routers:
 
     def _sum_loads(self) -> Tensor:
         """Return (layers, E) int64 in host memory, over all ranks."""
-        experts = int(self._config[experts_key(self._config)])
-        loads = torch.zeros((self._layers, experts), dtype=torch.int64)
+        loads = torch.zeros((self._sizes.layers, self._sizes.experts), dtype=torch.int64)
         for layer in self._biases if self._number == 0 else ():  # tensor ranks have the same tokens
             if of_passes := [one[layer] for one in self._passes if layer in one]:
                 loads[layer] = torch.stack(of_passes).sum(dim=0).cpu()

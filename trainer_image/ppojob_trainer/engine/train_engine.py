@@ -142,8 +142,9 @@ class TrainEngine(ForwardEngine):
         self._moments_leave = "optimizer" in offload
         self.updates = 0
         self._has_dropout = has_dropout(model)
-        is_some = routers and (routers.has_router_losses or routers.router_bias_rate > 0.0)
-        self._routers = routers if is_some else None
+        self._routers: Routers | None = None
+        if routers and (routers.has_router_losses or routers.router_bias_rate > 0.0):
+            self._routers = Routers(routers, model, self._world, self._sequence)
         self._mtp = mtp
         self._spec = optimizer
         self._total_steps = total_steps
@@ -181,10 +182,9 @@ class TrainEngine(ForwardEngine):
         """
         self.model.train()
         denominators = self._denominators(experience)
-        scale, routers = self._scale.value if self._scale else 1.0, None
-        if self._routers is not None:
-            ranks, rows = self._sequence, denominators.sequences
-            routers = Routers(self._routers, self.model, self._world, ranks, rows, scale)
+        routers = self._routers
+        if routers is not None:
+            routers.begin(denominators.sequences, self._scale.value if self._scale else 1.0)
         weight = 1.0 if supervised is None else supervised.policy_weight
         own = _Term(experience, objective, denominators, None, routers, self._mtp, weight)
         self._clear_gradients()
@@ -209,7 +209,7 @@ class TrainEngine(ForwardEngine):
         measured = self._measured(parts, names, objective.token_names)
         if routers is not None:
             measured = routers.with_measured(measured, objective.area)
-        return self._step(objective.area, measured, routers)
+        return self._step(objective.area, measured)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state besides weights and random state, by name."""
@@ -342,7 +342,7 @@ class TrainEngine(ForwardEngine):
                 parameter.grad = torch.zeros_like(parameter)
         torch._foreach_zero_([local_part(one.grad) for one in trained if one.grad is not None])
 
-    def _step(self, area: str, measured: PassStatistics, routers: Routers | None) -> PassStatistics:
+    def _step(self, area: str, measured: PassStatistics) -> PassStatistics:
         """Clip, check, and step; all ranks or none."""
         rate = learning_rate(self._spec, self.updates, self._total_steps)
         ranks, shared = self._stage.ranks, shared_embedding(self.model)
@@ -367,8 +367,8 @@ class TrainEngine(ForwardEngine):
                 step_by_weight(self._optimizer, host, self._moment_names, self.updates)
             else:
                 self._optimizer.step()
-            if routers is not None:
-                routers.update_biases()
+            if self._routers is not None:
+                self._routers.update_biases()
             if self.average is not None:
                 self.average.update()
             if self.reward_mean is not None:

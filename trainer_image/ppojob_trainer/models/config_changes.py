@@ -196,8 +196,6 @@ def overridable_keys(config: Mapping[str, Json]) -> list[str]:
     """Return the keys that a job may override for a model of a known family."""
     family = FAMILIES[str(config["model_type"])]
     keys = [*family.overridable, *(key for key in family.dropouts if key not in _SET_BY)]
-    if config["model_type"] != "minicpm3":  # whose divisor is no key
-        keys += filter(None, (family.logit_divisor, family.logit_multiplier, family.logit_cap))
     if family.has_windows and isinstance(config.get(_WINDOW), int):
         keys.append(_WINDOW)
     if (mixture := mixture_in(config)) is not None:

@@ -11,8 +11,7 @@ from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL, SECTION_DEFAULTS
-from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE, Multimodal
-from ppojob_trainer.models.per_layer_sizes import count_in
+from ppojob_trainer.models.family import LANGUAGE_MODULE, Multimodal
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
@@ -65,26 +64,19 @@ def read_config(path: Path) -> dict[str, Json] | Problem:
 def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     """Return a language model's configuration with the usual keys of other models.
 
-    GPT-2's feed-forward blocks are four times as wide as its hidden states if `n_inner` is absent.
     transformers 5 writes a list of layers in place of the number of dense ones.
     """
     family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
     for own, theirs in family.key_aliases.items() if family else ():
         if theirs in found:
             found[own] = found[theirs]
-    if config.get("model_type") == "gpt2":
-        inner = config.get("n_inner")
-        hidden = count_in(found, "hidden_size")
-        found["intermediate_size"] = 4 * hidden if inner is None else inner
+    for key, value in family.computed.items() if family else ():
+        if found.get(key) is None:
+            found[key] = value(found)
     mixture, kinds = family.mixture if family else None, config.get("mlp_layer_types")
     if mixture and mixture.dense_first and isinstance(kinds, list):
         dense = next((n for n, kind in enumerate(kinds) if kind != "dense"), len(kinds))
         found.setdefault(mixture.dense_first, dense)
-    if config.get("model_type") == "minicpm3" and found.get("v_head_dim") is None:
-        heads = max(1, count_in(found, "num_attention_heads"))
-        found["v_head_dim"] = count_in(found, "hidden_size") // heads
-    if config.get("model_type") == "cohere2_moe" and found.get(DENSE_WIDTH) is None:
-        found[DENSE_WIDTH] = found.get("intermediate_size")
     return found
 
 

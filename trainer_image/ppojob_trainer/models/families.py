@@ -13,7 +13,6 @@ from ppojob_trainer.models.family import (
     ATTENTION_BIASES,
     BIAS_MODULE,
     CORRECTION,
-    DENSE_WIDTH,
     EXPERT_BIAS,
     FIXED_ROPES,
     QUERIES,
@@ -26,6 +25,7 @@ from ppojob_trainer.models.family import (
     Recurrence,
 )
 from ppojob_trainer.models.hybrid_layers import PATTERN
+from ppojob_trainer.models.per_layer_sizes import count_in
 
 _FEED_FORWARD: Final[Biases] = {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
 _EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
@@ -47,6 +47,7 @@ _SCALED_TOP_K: Final = (*_TOP_K, "norm_topk_prob", "routed_scaling_factor")
 _LAYER_NORM: Final = ("layer_norm_eps", "rope_theta")
 _MULTIPLIERS_ALONE: Final = (
     *("rms_norm_eps", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+    "logits_scaling",
 )
 _MULTIPLIERS: Final = (*_MULTIPLIERS_ALONE, "rope_theta")
 _DELTA_NETWORKS: Final = Recurrence("linear_attn", tuple(_DELTA_NETWORK_SIZES))
@@ -89,6 +90,7 @@ _OLMO2: Final = Family(
     post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     qk_norm="all heads",
 )
+_CAP: Final = "final_logit_softcapping"
 _GEMMA: Final = Family(
     "Gemma",
     defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
@@ -103,8 +105,8 @@ _GEMMA2: Final = replace(
     has_windows=True,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-    logit_cap="final_logit_softcapping",
-    overridable=(*RMS_NORM, "query_pre_attn_scalar", "attn_logit_softcapping"),
+    logit_cap=_CAP,
+    overridable=(*RMS_NORM, "query_pre_attn_scalar", "attn_logit_softcapping", _CAP),
 )
 _GEMMA4: Final = Family(
     "Gemma 4 E2B, E4B, 26B-A4B and 31B (text)",
@@ -142,8 +144,8 @@ _GEMMA4: Final = Family(
         has_scales=True,
         overridable=("top_k_experts",),
     ),
-    logit_cap=_GEMMA2.logit_cap,
-    overridable=("rms_norm_eps",),
+    logit_cap=_CAP,
+    overridable=("rms_norm_eps", _CAP),
 )
 _WITH_SHARED: Final = Mixture(
     shared="shared_expert",
@@ -288,7 +290,7 @@ _COHERE: Final = Family(
     norms=("input_layernorm",),
     norm_type=("layer",),
     logit_multiplier="logit_scale",
-    overridable=_LAYER_NORM,
+    overridable=(*_LAYER_NORM, "logit_scale"),
 )
 _QWEN2: Final = Family(
     "Qwen2, Qwen2.5",
@@ -329,6 +331,7 @@ _BAMBA: Final = Family(
     modules={"final_layernorm": "norm"},
     file_names={"model.final_layernorm.": "model.norm."},
 )
+_DENSE_WIDTH: Final = "prefix_dense_intermediate_size"
 _UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -590,6 +593,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{**_LATENT, "q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
             **{"qk_rope_head_dim": 32, "tie_word_embeddings": True},
         },
+        computed={
+            "v_head_dim": lambda config: (
+                count_in(config, "hidden_size") // max(1, count_in(config, "num_attention_heads"))
+            )
+        },
         supported={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
         ropes=(*FIXED_ROPES, "longrope"),
         caches_heads=True,
@@ -819,6 +827,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         recurrence=replace(_GRANITE_STATES, is_beside_attention=True, returns_tuples=True),
         logit_multiplier="lm_head_multiplier",
+        overridable=(*RMS_NORM, "lm_head_multiplier"),
     ),
     "bamba": _BAMBA,
     "nemotron_h": Family(
@@ -885,7 +894,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
         qk_norm="each head",
-        overridable=("rms_norm_eps", "query_pre_attn_scalar"),
+        overridable=("rms_norm_eps", "query_pre_attn_scalar", _CAP),
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
@@ -1003,6 +1012,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _COHERE,
         models="Command A+",
         defaults={"head_dim": 128, "tie_word_embeddings": True, "num_shared_experts": 0},
+        computed={_DENSE_WIDTH: lambda config: config.get("intermediate_size")},
         supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
@@ -1011,7 +1021,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         has_windows=True,
         feed_forward=FeedForward(
-            {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", DENSE_WIDTH
+            {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", _DENSE_WIDTH
         ),
         mixture=Mixture(
             inner="intermediate_size",
@@ -1024,7 +1034,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             weight_epsilon=0.0,
             overridable=_TOP_K,
         ),
-        overridable=("rope_theta",),  # its norms have an epsilon under either of two keys
+        # Its norms have an epsilon under either of two keys.
+        overridable=("rope_theta", "logit_scale"),
     ),
     "hyperclovax": Family(
         "HyperCLOVA X SEED Think",
@@ -1078,6 +1089,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
         defaults={"tie_word_embeddings": True, "max_position_embeddings": 1024},
+        computed={"n_inner": lambda config: 4 * count_in(config, "hidden_size")},
         supported={
             "add_cross_attention": (False,),
             "scale_attn_by_inverse_layer_idx": (False,),
@@ -1091,7 +1103,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         attention="attn",
         attention_in="c_attn",
         attention_out="c_proj",
-        feed_forward=FeedForward({"mlp.c_fc": 1}, "mlp.c_proj"),
+        feed_forward=FeedForward({"mlp.c_fc": 1}, "mlp.c_proj", "n_inner"),
         key_aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -1173,7 +1185,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         norms_embeddings=True,
         feed_forward=FeedForward({"mlp.fc1": 1}, "mlp.fc2"),
         vllm_overrides=_OF_TRANSFORMERS,
-        logit_cap="final_logit_softcapping",
+        logit_cap=_CAP,
+        overridable=(*RMS_NORM, _CAP),
     ),
     "starcoder2": Family(
         "StarCoder2",

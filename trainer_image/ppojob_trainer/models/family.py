@@ -1,6 +1,6 @@
 """Fields of a row in the table of model families: how a family differs from Llama."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -16,8 +16,6 @@ CORRECTION: Final = "e_score_correction_bias"
 """A router's selection bias; float32 whatever the dtype of the weights."""
 EXPERT_BIAS: Final = "expert_bias"
 """LFM2's name of it."""
-DENSE_WIDTH: Final = "prefix_dense_intermediate_size"
-"""Cohere's key of the width of dense blocks; its default is that of experts."""
 BIAS_MODULE: Final = "moe_statics"
 """ERNIE's module of it, in whose files it is a matrix of one row."""
 
@@ -114,6 +112,8 @@ class Family:
     models: str  # names of such models, for people
     # transformers' defaults for keys that config.json does not have.
     defaults: Mapping[str, Json] = field(default_factory=dict)
+    # Keys that are made of others where config.json has none, or null.
+    computed: Mapping[str, Callable[[Mapping[str, Json]], Json]] = field(default_factory=dict)
     # The supported values of keys; an absent key means the first.
     supported: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False  # whether layers may have a sliding window
@@ -175,11 +175,11 @@ class Family:
     language_module: str = LANGUAGE_MODULE
     # Values of config.json that vLLM needs and transformers assumes.
     vllm_overrides: Mapping[str, Json] = field(default_factory=dict)
-    logit_divisor: str = ""  # key of the divisor of logits, if any; MiniCPM3's is made of others
+    logit_divisor: str = ""  # key of the divisor of logits, if any
     logit_multiplier: str = ""
     logit_cap: str = ""  # of the logit softcap
-    # Keys of config.json that a job may override, in addition to those of dropouts, windows and
-    # logits: trainer and engines compute alike with every value.
+    # Keys of config.json that a job may override, in addition to those of dropouts and windows:
+    # trainer and engines compute alike with every value.
     overridable: tuple[str, ...] = RMS_NORM
 
     @property

@@ -45,7 +45,7 @@ PLAIN_IN_VLLM: Final = frozenset({"gpt2", "minicpm3", "stablelm", "youtu"})
 OWN_HEADS: Final = frozenset(
     {
         *("afmoe", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite"),
-        *("glm4v_moe", "mistral4", "solar_open", "gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
+        *("mistral4", "solar_open", "gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
     }
 )
 """Model types to which vLLM gives a separate output layer even if it is tied.
@@ -59,13 +59,24 @@ ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "cohere2_moe", "gemma2", "l
 NOT_IN_VLLM: Final = frozenset({"bamba"})
 """Model types that vLLM has no class for."""
 
+_OF_TORCHVISION: Final = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_vl", "qwen3_vl_moe"),
+    *("qwen3_omni_moe_thinker", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe"),
+    *("glm4v", "glm4v_moe", "glm_ocr", "llama4", "gemma3", "gemma4", "gemma4_unified", "mistral3"),
+    *("lfm2_vl", "lighton_ocr", "llava", "llava_next", "llava_onevision", "internvl", "smolvlm"),
+)
+"""Model types of folders for which vLLM's own classes import torchvision; engines have others."""
+
 NOT_SERVED: Final = {
-    **dict.fromkeys(NOT_IN_VLLM, "has no class for it"),
+    **dict.fromkeys((*NOT_IN_VLLM, "aya_vision", "ovis2"), "has no class for it"),
+    **dict.fromkeys(_OF_TORCHVISION, "imports torchvision for it, which is not installed"),
     "laguna": "does not read the bias of its routers",
     "mistral4": "has no kernel for its latents",
     "phimoe": "does not add the bias of its output layer",
 }
-"""Model types that a server of vLLM does not compute, and why; engines do, as they are told."""
+"""Model types of folders, or of the language model in one, that a server of vLLM does not compute,
+and why; engines do, as they are told.
+"""
 
 _TIES: Final = "ties the output layer to the embedding, which this model does not"
 
@@ -304,8 +315,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
 
 def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
     """Report a judge that vLLM does not support; it serves it whatever the policy's engine is."""
-    sizes = None if spec.judge is None else sizes_of(spec.judge.path)
-    if sizes is None:
+    if spec.judge is None or (sizes := sizes_of(spec.judge.path)) is None:
         return
     kind = f"a model of {sizes.model_type}"
     if sizes.is_tied and sizes.model_type in OWN_HEADS:
@@ -313,9 +323,12 @@ def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
         allowed = "one with an output layer of its own"
         got = f"{kind} with tie_word_embeddings"
         yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
-    if reason := NOT_SERVED.get(sizes.model_type):
+    config = read_object(Path(spec.judge.path) / "config.json", ModelReason.BAD_CONFIG)
+    whole = "" if isinstance(config, Problem) else str(config.get("model_type"))
+    if reason := NOT_SERVED.get(whole) or NOT_SERVED.get(sizes.model_type):
         why = f"vLLM serves it, and {reason}"
-        yield Problem(JUDGE.where, kind, why, "another model", ReasonCode.CONFLICT)
+        got = f"a model of {whole or sizes.model_type}"
+        yield Problem(JUDGE.where, got, why, "another model", ReasonCode.CONFLICT)
     if _is_untied_there(sizes):
         why = f"vLLM serves it, and {_TIES}"
         got, allowed = f"{kind} without tie_word_embeddings", "one without such a layer"

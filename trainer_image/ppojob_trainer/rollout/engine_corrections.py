@@ -53,6 +53,12 @@ def settings(config: PreTrainedConfig) -> Mapping[str, Json]:
     return {} if family is None else family.vllm_overrides
 
 
+def generation(config: PreTrainedConfig) -> dict[str, Json]:
+    """Return settings of config.json that vLLM reads as those of generation (Llama 4)."""
+    key = "attn_temperature_tuning"
+    return {key: getattr(config, key)} if hasattr(config, key) else {}
+
+
 def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     """Correct a language model's configuration so that vLLM computes as transformers does."""
     ropes = getattr(config, "rope_parameters", None) or {}

@@ -130,10 +130,9 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
     if _keeps_states(config):
         # vLLM caches prefixes of hybrid models only with chunked prefill.
         common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
-    if (tuning := getattr(config, "attn_temperature_tuning", None)) is not None:
-        # Which vLLM reads elsewhere for Llama 4.
+    if own := engine_corrections.generation(config):
         given = common.get("override_generation_config", {})
-        common["override_generation_config"] = {"attn_temperature_tuning": tuning, **given}
+        common["override_generation_config"] = {**own, **given}
     if tensor > 1:
         # All ranks must have the same batch in flight, and each sees its own GPU only.
         common |= {"async_scheduling": False, "disable_custom_all_reduce": True}

@@ -1,8 +1,9 @@
-"""Expert routing in vLLM on CPUs: records the experts of tokens, and fixes expert parallelism.
+"""Expert routing in vLLM on CPUs: records the experts of tokens, and makes two corrections.
 
 vLLM records routing only with its second model runner, for GPUs, and on the first rank of an
 engine. Here each rank has a scheduler, and the first model runner gets the attributes of the
-second. With expert parallelism, vLLM's CPU kernels take global expert numbers for local ones.
+second. With expert parallelism, vLLM's CPU kernels take global expert numbers for local ones, and
+its router applies a selection bias to grouped routing only.
 """
 
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from vllm.distributed.aux_output_connector import worker
 from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
 from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector, PendingAuxOutput
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.v1.engine.llm_engine import LLMEngine
 
 
@@ -24,7 +26,7 @@ class _EachRank:
 
 
 worker.get_tp_group = _EachRank
-_compute = CPUUnquantizedExperts.apply
+_compute, _build_router = CPUUnquantizedExperts.apply, CPURouter.__init__
 
 
 def _compute_own(
@@ -49,7 +51,20 @@ def _compute_own(
     _compute(kernel, **chosen, **others)
 
 
-CPUUnquantizedExperts.apply = _compute_own
+def _build_grouped(router: CPURouter, *arguments: Any, **named: Any) -> None:
+    """Route by one group of all experts, if there is a selection bias and no other group."""
+    _build_router(router, *arguments, **named)
+    if router.e_score_correction_bias is not None:
+        router.use_grouped_topk = True
+        router.num_expert_group = router.num_expert_group or 1
+        router.topk_group = router.topk_group or 1
+
+
+CPUUnquantizedExperts.apply, CPURouter.__init__ = _compute_own, _build_grouped
+
+
+class WorkerExtension:
+    """Imported by the workers of a judge's server, which so get these corrections."""
 
 
 class ExpertRecorder:

@@ -29,12 +29,14 @@ def main() -> None:
     cli_env_setup()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
+    config = language_config(args.model)
     args.hf_overrides = engine_corrections.served
+    args.override_generation_config = engine_corrections.generation(config)
     if current_platform.is_cpu():
-        config = language_config(args.model)
         if (operations := engine_corrections.operations(config)) is not None:
             args.compilation_config.custom_ops = operations
         args.attention_backend = engine_corrections.attention_backend(config)
+        args.worker_extension_cls = "ppojob_trainer.rollout.vllm_experts.WorkerExtension"
         # No further process, which vLLM would start to bind threads to cores.
         args.distributed_executor_backend = "uni"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

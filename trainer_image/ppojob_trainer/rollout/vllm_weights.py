@@ -17,7 +17,6 @@ from vllm.distributed import parallel_state
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models import apertus
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
@@ -86,7 +85,6 @@ class EngineWeights:
             engine.apply_model(_name_loaders)
             if self._on_cpu:
                 engine.apply_model(_reset_packed_experts)
-                engine.apply_model(_apply_selection_bias)
             weights = _by_expert(weights, self._mixture)
             if self._is_tied and any(
                 engine.apply_model(lambda model: HEAD in dict(model.named_parameters()))
@@ -208,16 +206,6 @@ def _name_loaders(model: nn.Module) -> None:
         loader = getattr(weight, "weight_loader", None)
         if isinstance(loader, partial):
             loader.__name__ = loader.func.__name__  # type: ignore[attr-defined]
-
-
-def _apply_selection_bias(model: nn.Module) -> None:
-    """Apply the routing bias on the CPU, where vLLM applies it to grouped routing only."""
-    for module in model.modules():
-        router: Any = getattr(module, "router", None)
-        if isinstance(router, CPURouter) and router.e_score_correction_bias is not None:
-            router.use_grouped_topk = True
-            router.num_expert_group = router.num_expert_group or 1
-            router.topk_group = router.topk_group or 1
 
 
 def _refresh_conv_filters(model: nn.Module) -> None:
