@@ -55,6 +55,8 @@ def engine_of(given: Mapping[str, JsonValue]) -> str:
         for key, value in given.items()
         if key.partition("@")[0] in _CHOICES and isinstance(value, str)
     ]
+    if not chosen and (strategy := str(given.get("actor_rollout_ref.actor.strategy"))) in ENGINES:
+        return strategy
     return chosen[-1] if chosen else "fsdp"
 
 
