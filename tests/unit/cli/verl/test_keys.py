@@ -169,9 +169,11 @@ def test_the_model_of_the_older_sft_trainer() -> None:
 
 
 def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
-    settings = of_overrides([("data.train_files=a.parquet", ""), ("optim.lr_scheduler=wsd", "")])
-    settings.trainer = trainers.of_module("verl.trainer.fsdp_sft_trainer")
-    job = convert(settings)
+    given = ["data.train_files=a.parquet", "model.partial_pretrain=m", "optim.lr_scheduler=wsd"]
+    assert converted([given[0], "optim.lr=1e-4"]).fields["spec.algorithm.type"].value == "sft"
+    assert converted([given[0], "optim=automodel"]).fields["spec.algorithm.type"].value == "ppo"
+    assert trainers.of_module("verl.trainer.fsdp_sft_trainer") is trainers.FSDP_SFT
+    job = converted(given)
     spec, optimizer = job.tree()["spec"], job.tree()["spec"]["optimizer"]
     assert job.problems == []
     assert (spec["data"]["promptKey"], spec["data"]["answerKey"]) == ("question", "answer")
