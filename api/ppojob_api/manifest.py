@@ -303,6 +303,9 @@ class _Reader:
             why, got, allowed = "YAML is not indented by tabs", "a tab", "spaces"
         else:
             got, allowed = "malformed YAML", "well-formed YAML"
+            begin = error.context_mark
+            if begin is not None and mark is not None and begin.line < mark.line:
+                why += f", {error.context} that begins in line {begin.line + 1}"
         self._problem(mark, got, why, allowed, ReasonCode.MALFORMED_YAML)
 
     def _problem(

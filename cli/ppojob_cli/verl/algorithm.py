@@ -7,7 +7,7 @@ from pydantic.alias_generators import to_camel
 from ppojob_cli.verl.asynchronous import may_filter, step_prompts
 from ppojob_cli.verl.draft import NOWHERE, Draft, Verl
 from ppojob_cli.verl.recipes import tracks_values
-from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, PRIME, SFT, TINY_ZERO
+from ppojob_cli.verl.trainers import FORKS, FULLY_ASYNC, OF_SEARCH_R1, OF_SFT, PRIME, TINY_ZERO
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "spec.algorithm.policyLoss"
@@ -64,7 +64,7 @@ def estimator(verl: Verl, job: Draft) -> None:
 
 def _of_choice(verl: Verl, job: Draft) -> None:
     """Convert the estimator of adv_estimator, or that of a trainer without this choice."""
-    if verl.trainer is SFT:
+    if verl.trainer in OF_SFT:
         job.set("spec.algorithm.type", "sft")
         return
     if verl.trainer is PRIME:

@@ -146,4 +146,5 @@ def _is_default(row: Key, value: object) -> bool:
     if row.default is not None and value is not None:
         return value == row.default
     # Of a size of some parallelism 1 is none.
-    return value in OFF or value == {} or (not row.changes_numbers and value == 1)
+    is_one = value == 1 and value is not True
+    return value in OFF or value == {} or (not row.changes_numbers and is_one)

@@ -129,7 +129,7 @@ class Verl:
     def has_critic(self) -> bool:
         """Return whether another model is trained, too: the critic of PPO, or PRIME's model."""
         has_one = self.trainer is trainers.PRIME or self["algorithm.adv_estimator"] == "gae"
-        return has_one and self.trainer is not trainers.SFT and self.is_on("critic.enable")
+        return has_one and self.trainer not in trainers.OF_SFT and self.is_on("critic.enable")
 
     def same(self, key: str) -> list[str]:
         """Return the given keys, as typed, with this main name."""

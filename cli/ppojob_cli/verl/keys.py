@@ -92,7 +92,7 @@ def rows() -> dict[str, Key]:
 
 
 _OF_SFT: Final = {
-    "model": ("actor_rollout_ref.model",),
+    "model": ("actor_rollout_ref.model", "actor_rollout_ref.actor"),
     "optim": ("actor_rollout_ref.actor.optim",),
     "engine": ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.megatron"),
     "checkpoint": ("actor_rollout_ref.actor.checkpoint",),

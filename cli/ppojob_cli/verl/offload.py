@@ -9,6 +9,7 @@ from ppojob_cli.verl.trainers import FLOWRL
 _ACTOR: Final = "actor_rollout_ref.actor"
 _REFERENCE: Final = "actor_rollout_ref.ref"
 _MODEL: Final = "actor_rollout_ref.model"
+_OF_MEGATRON: Final = "optim.override_optimizer_config.optimizer_cpu_offload"
 _SWITCHES: Final = {
     "weights": ("param_offload", "offload_policy"),
     "optimizer": ("optimizer_offload", "offload_policy"),
@@ -51,6 +52,8 @@ def offload(verl: Verl, job: Draft) -> None:
         }
         if model is not None:
             switches["activations"] = [f"{model}.enable_activation_offload"]
+            section = trainers[0].rpartition(".")[0]
+            switches["optimizer"].append(f"{section}.{_OF_MEGATRON}")
         every = [key for keys in switches.values() for key in keys]
         job.keep(*every)
         if not verl[f"{_MODEL}.enable_gradient_checkpointing"]:

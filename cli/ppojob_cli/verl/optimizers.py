@@ -7,7 +7,7 @@ from ppojob_cli.verl.asynchronous import fetched_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl.recipes import mini_batch_prompts
 from ppojob_cli.verl.settings import value_of
-from ppojob_cli.verl.trainers import FORKS, PRIME
+from ppojob_cli.verl.trainers import FORKS, FSDP_SFT, PRIME
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _OF_PYTORCH: Final = {
@@ -66,7 +66,10 @@ def schedule(verl: Verl, job: Draft) -> None:
         kind, last, share = (
             f"{at}.{one}" for one in ("lr_scheduler_type", "lr_decay_steps", "lr_decay_ratio")
         )
-        if str(verl[kind]).lower() == "wsd":
+        if str(verl[kind]).lower() == "wsd" and verl.trainer is FSDP_SFT:
+            job.set(f"{section}.schedule", "cosine", kind)
+            job.set(f"{section}.stableRatio", 0.9, kind)
+        elif str(verl[kind]).lower() == "wsd":
             _stable(verl, job, at, section)
         else:
             job.copy(kind, f"{section}.schedule")

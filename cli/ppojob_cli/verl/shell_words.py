@@ -32,7 +32,7 @@ _GROUPS: Final = (
 )
 _IN_DEFAULT: Final = re.compile(r"(?<=[-=])\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)(?=[^\n]*\})")
 _WITHIN: Final = re.compile(
-    r"""('[^'\n]*'|"(?:[^"\\\n]|\\.)*")|(?<=[\w./:,+@%}"')\]-])\$([A-Za-z_]\w*)"""
+    r"""('[^'\n]*'|"(?:[^"\\\n]|\\.)*")|(?<=[\w./:,+@%}"')[\]-])\$([A-Za-z_]\w*)|`([^`\\\n]*)`"""
 )
 _NAME: Final = re.compile(r"^!?(\w+|[@*#?$!-])(\[[^\]]*\])?")
 _HIDDEN: Final = re.compile("\ue004([0-9a-f]*)\ue005")
@@ -44,10 +44,12 @@ def parsed(text: str) -> Node:
     """Parse a script to a tree.
 
     Arithmetic within `${x:-...}`, which the grammar takes for a command, is hidden in words. Of
-    `$x/y-$z/w` it makes two words; with `${z}` it is one.
+    `$x/y-$z/w` it makes two words, also of `` x`pwd` ``; of `${z}` and `$(pwd)` one.
     """
     hidden = _IN_DEFAULT.sub(lambda found: f"\ue004{found[1].encode().hex()}\ue005", text)
-    hidden = _WITHIN.sub(lambda found: found[1] or f"${{{found[2]}}}", hidden)
+    hidden = _WITHIN.sub(
+        lambda found: found[1] or (f"${{{found[2]}}}" if found[2] else f"$({found[3]})"), hidden
+    )
     root: Node = Parser(Language(tree_sitter_bash.language())).parse(hidden.encode()).root_node
     return root
 

@@ -42,12 +42,18 @@ def given_answers(verl: Verl, job: Draft) -> None:
             if not verl.is_given(f"data.max_{part.lower()}_length"):
                 job.set(f"spec.data.max{part}Tokens", verl[longest], longest)
         job.note("of prompt and answer together there, of each of them here", longest)
-    for field, key in (("promptKey", "data.prompt"), ("answerKey", "data.response")):
+    has_columns = verl.trainer is trainers.FSDP_SFT and not verl["data.multiturn.enable"]
+    for field, key, default in (
+        ("promptKey", "data.prompt", "question"),
+        ("answerKey", "data.response", "answer"),
+    ):
         column, inner = f"{key}_key", f"{key}_dict_keys"
         given = list(filter(verl.is_given, (column, inner)))
         if inner in given or (key == "data.response" and given):
             path = [str(name) for name in (verl[column], *listed(verl[inner])) if name]
             job.set(f"spec.data.{field}", ".".join(path), *given)
+        elif has_columns and not given:
+            job.set(f"spec.data.{field}", default, column)
 
 
 def _files(value: Any) -> list[dict[str, str]]:

@@ -168,6 +168,24 @@ def test_the_model_of_the_older_sft_trainer() -> None:
     assert converted(given).fields["spec.model.path"].value == "models/older"
 
 
+def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
+    given = ["data.train_files=a.parquet", "model.partial_pretrain=m", "optim.lr_scheduler=wsd"]
+    assert converted([given[0], "optim.lr=1e-4"]).fields["spec.algorithm.type"].value == "sft"
+    assert converted([given[0], "optim=automodel"]).fields["spec.algorithm.type"].value == "ppo"
+    assert trainers.of_module("verl.trainer.fsdp_sft_trainer") is trainers.FSDP_SFT
+    job = converted(given)
+    spec, optimizer = job.tree()["spec"], job.tree()["spec"]["optimizer"]
+    assert job.problems == []
+    assert (spec["data"]["promptKey"], spec["data"]["answerKey"]) == ("question", "answer")
+    assert optimizer == {
+        "learningRate": 1e-5,
+        "warmupRatio": 0.1,
+        "schedule": "cosine",
+        "stableRatio": 0.9,
+        "betas": [0.9, 0.95],
+    }
+
+
 @pytest.mark.parametrize("trainer", ["main_dapo", "recipe.entropy.main_entropy"])
 @pytest.mark.parametrize(("filters", "prompts"), [("false", 96), ("true", 64)])
 def test_main_dapo_trains_on_what_it_fetches_unless_it_filters(trainer, filters, prompts):
@@ -265,6 +283,20 @@ FATES = [
     (f"+{MEGATRON}.num_layers_in_first_pipeline_stage=3", Fate.UNNEEDED),
     (f"+{MEGATRON}.context_parallel_size=2", Fate.LEFT_OUT),
     (f"+{MEGATRON}.moe_token_drop_policy=probs", Fate.LOST),
+    (f"+{MEGATRON}.attention_dropout=0.0", Fate.SAME),
+    (f"+{MEGATRON}.attention_dropout=0.1", Fate.LOST),
+    (f"+{MEGATRON}.cpu_offloading=true", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.megatron.use_mbridge=true", Fate.UNNEEDED),
+    ("actor_rollout_ref.actor.megatron.use_megatron_fsdp=true", Fate.LEFT_OUT),
+    (f"+{OPTIM}.override_optimizer_config.optimizer_cpu_offload=true", Fate.WRITTEN),
+    ("+critic.optim.override_optimizer_config.dampening=0.1", Fate.LOST),
+    (f"{MODEL}.use_liger=true", Fate.UNNEEDED),
+    ("actor_rollout_ref.ref.fsdp_config.forward_prefetch=true", Fate.UNNEEDED),
+    ("actor_rollout_ref.actor.load_weight=true", Fate.SAME),
+    ("actor_rollout_ref.actor.load_weight=false", Fate.LOST),
+    ("actor_rollout_ref.rollout.skip_rollout=true", Fate.LOST),
+    ("reward_manager.name=naive", Fate.IDLE),
+    ("data.datagen.path=null", Fate.SAME),
     ("+data.mm_processor_kwargs.device=cuda", Fate.UNNEEDED),
     ("+data.mm_processor_kwargs.do_rescale=false", Fate.LOST),
     (f"{MODEL}.hf_config_path=/m", Fate.LOST),

@@ -12,7 +12,7 @@ CALL = "python3 -m verl.trainer.main_ppo"
 AS_BASH = {
     "A=1 B=x": "a=$A b=${B}c",
     "A=/a; B=b; N=2; C=$A/c-$B/d": "a=$A/x-$B/y b=${A}_$B/$B.z c=$C d=$A/'$B'/e"
-    ' f="$A"/$B/g h=$((1+$N-$N))'
+    ' f="$A"/$B/g h=$((1+$N-$N)) l=[$A/x,$B] m=[[$A,1],[$B,2]] n=`basename $A`/z'
     """ i="it's $A"/$B/'$B' j="$A"$B/x k=${A}$B/x""",
     "A='x y'": 'a=$A "b=$A"',
     "A=(1 '2 3')": 'x=${A[0]} "${A[@]}" ${A[1]} n=${#A[@]}',

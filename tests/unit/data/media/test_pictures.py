@@ -48,10 +48,10 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path, files: P
     path = str(folder / "wide.png")
     rows = [
         good_row("a <image>b<image>", images=[{"bytes": RED, "path": None}, {"path": path}]),
-        good_row("<image>", images=[{"bytes": WIDE, "path": "unread.png"}]),
+        good_row("<image>", images=[{"bytes": WIDE, "path": "unread.png", "image": None}]),
         good_row("no picture", images=[]),
     ]
-    lines = files.lines("b.jsonl", good_row("<image>!", images=path))
+    lines = files.lines("b.jsonl", good_row("<image>!", images=[{"image": f"file://{path}"}]))
     with files.open(files.table("a.parquet", *rows), lines) as dataset:
         found = [dataset[number] for number in range(4)]
         assert dataset.warnings == []

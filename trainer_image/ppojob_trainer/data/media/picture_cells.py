@@ -16,6 +16,8 @@ from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import Wrong
 
 UNCHANGED: Final = RequestedSize()
+_SOURCES: Final = ("bytes", "image", "image_url", "path")
+"""Names of the picture in a struct: those of `datasets` and of qwen-vl-utils."""
 _LONGEST_SIDES: Final = 200
 _MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 2**26
 
@@ -72,7 +74,7 @@ def read_file(cell: object) -> bytes:
     """Read one encoded picture: bytes, a path, or a struct with one of these."""
     content: object = cell
     if isinstance(cell, Mapping):
-        content = cell.get("bytes") or cell.get("path")
+        content = next((cell[key] for key in _SOURCES if cell.get(key)), None)
     named = shown(content) if isinstance(content, str) else "bytes that are not a picture"
     if isinstance(content, str):
         content = bytes_at(content, "picture")
