@@ -6,6 +6,7 @@ import job_points
 import pytest
 import run_folders
 import tiny_jobs
+from tiers import first_in_test
 
 OWN = """
 import json, os, zlib, urllib.request
@@ -33,8 +34,9 @@ def own(data_source, solution_str, ground_truth, extra_info, reward_router_addre
 pytestmark = pytest.mark.vllm
 
 
-def test_killed_servers_and_reward_processes_change_nothing(
-    start, tiny_job, tiny_folder: Path, tmp_path: Path, once: Path
+@pytest.mark.parametrize("killed", first_in_test(["the server", "the process of rewards"]))
+def test_a_killed_server_or_process_of_rewards_changes_nothing(
+    start, tiny_job, tiny_folder: Path, tmp_path: Path, once: Path, killed: str
 ) -> None:
     judge = {"path": str(tiny_folder / "model"), "maxTokens": 128, "kvCacheGib": 0.1}
     built_in = {
@@ -55,13 +57,16 @@ def test_killed_servers_and_reward_processes_change_nothing(
     scores = {row["score"] for step in range(1, 7) for row in run_folders.rows(whole, step)}
     assert len(scores) > 2, "what the judge says counts"
     assert "the judge gave no number" in (whole / "logs" / "tiny-reward-0.log").read_text()
-    points = job_points.armed(once, "rpc.score.answer.before@2=kill")
-    run = start(job, disturbed, **points)
-    run.wait_for_step(3, 400)
-    os.kill(server_of(disturbed), signal.SIGKILL)
-    run.succeed(600)
-    assert "the server of spec.judge ended by signal SIGKILL" in run.logs()
-    assert job_points.fired(once) == {"rpc.score.answer.before"}
+    if killed == "the server":
+        run = start(job, disturbed)
+        run.wait_for_step(3, 400)
+        os.kill(server_of(disturbed), signal.SIGKILL)
+        run.succeed(600)
+        assert "the server of spec.judge ended by signal SIGKILL" in run.logs()
+    else:
+        points = job_points.armed(once, "rpc.score.answer.before@2=kill")
+        start(job, disturbed, **points).succeed(600)
+        assert job_points.fired(once) == {"rpc.score.answer.before"}
     assert run_folders.rewinds(disturbed) == 1, "only the start counts as one"
     assert run_folders.result(disturbed) == run_folders.result(whole)
     run_folders.wait_until_gone(disturbed)

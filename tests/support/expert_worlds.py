@@ -1,7 +1,7 @@
 """Worlds whose ranks share the experts of a layer: what they are tried with, and what they find.
 
-Run: `python expert_worlds.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and
-checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`.
+Run: `python expert_worlds.py FOLDER cover|whole LAYOUT...`. The folder holds what `save_models`
+writes and checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`.
 """
 
 import sys
@@ -44,8 +44,10 @@ TRIED = {
 """The cases that each layout is tried with."""
 SAVED = ("experts_by_muon", "stacks_replayed", "adapters_of_stacks")
 """Those of checkpoints and exports."""
-COVER = ("e2", "2t2e2")
-"""The layouts of `make test`; `e2` is always among those that are run, and its checkpoints read."""
+COVER = {"e2": SAVED, "2t2e2": ("stacks_replayed",)}
+"""The layouts of `make test`, and which of `SAVED` each has; `e2` is always among those that are
+run, and its checkpoints are read.
+"""
 
 
 def run_one_sided(root: Path, world: World, name: str) -> dict[str, Tensor]:
@@ -96,13 +98,14 @@ def run_export(root: Path, world: World, name: str) -> dict[str, Tensor]:
     return {}
 
 
-def write_results(results: Path, root: Path, world: World) -> None:
+def write_results(results: Path, root: Path, world: World, *, is_whole: bool) -> None:
     def write(name: str, found: dict[str, Tensor]) -> None:
         write_tensors(results / f"{name}-{world.rank}.safetensors", found)
 
     for name in TRIED[results.name]:
         write(name, run_case(CASES[name], root, world))
-    for name in SAVED:
+    saved = SAVED if is_whole else COVER[results.name]
+    for name in saved:
         write(f"checkpoint-{name}", run_checkpoint(root, world, name))
         run_export(root, world, name)
         write(f"gathered-{name}", run_gathered(root, world, name))
@@ -110,10 +113,12 @@ def write_results(results: Path, root: Path, world: World) -> None:
             write(f"again-{name}", run_case(CASES[name], root, world))
             write(f"one-sided-{name}", run_one_sided(root, world, name))
             write(f"offloaded-{name}", run_offloaded(root, world, name))
-    written = [(name, "1" if results.name == "e2" else "e2") for name in SAVED]
+    written = [(name, "1" if results.name == "e2" else "e2") for name in saved]
     write("foreign", run_foreign_checkpoints(root, world, written))
 
 
 if __name__ == "__main__":
-    for layout in sys.argv[2:]:
-        run_world(Path(sys.argv[1]) / layout, EXPERT_LAYOUTS[layout], write_results)
+    folder, tried, *layouts = sys.argv[1:]
+    work = partial(write_results, is_whole=tried == "whole")
+    for layout in layouts:
+        run_world(Path(folder) / layout, EXPERT_LAYOUTS[layout], work)

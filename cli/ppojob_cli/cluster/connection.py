@@ -2,7 +2,8 @@
 
 The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
 connections. Objects stay plain JSON, for the operator's own readers. Loading it takes most of a
-second, so it is loaded at the first request.
+second, so it is loaded at the first request. Every command of `ppojob` imports this module for its
+options, so it imports no models of the resource either.
 """
 
 import datetime
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from ppojob_cli.input_error import InputError
-from ppojob_operator.connection import trust
 from ppojob_operator.errors import UnavailableError, error_of, message_of
-from ppojob_operator.state import Manifest, Time
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient  # noqa: TID251
     from urllib3 import BaseHTTPResponse
+
+    from ppojob_operator.state import Manifest, Time
 
 _CONNECT_SECONDS: Final = 10.0
 _READ_SECONDS: Final = 30.0
@@ -67,15 +68,15 @@ class ClusterConnection:
         self._heard = datetime.datetime.now(datetime.UTC), time.monotonic()
 
     @property
-    def now(self) -> Time:
+    def now(self) -> "Time":
         """The API server's time, so that ages do not depend on the local clock."""
         then, at = self._heard
         return then + datetime.timedelta(seconds=time.monotonic() - at)
 
-    def get(self, path: str, **query: str) -> Manifest:
+    def get(self, path: str, **query: str) -> "Manifest":
         return self._json(self._request("GET", path, query))
 
-    def items(self, path: str, **query: str) -> Iterator[Manifest]:
+    def items(self, path: str, **query: str) -> "Iterator[Manifest]":
         """Yield all objects of a list, page by page."""
         query = {"limit": _PAGE, **query}
         while True:
@@ -86,7 +87,7 @@ class ClusterConnection:
                 return
             query["continue"] = token
 
-    def patch(self, path: str, change: Manifest) -> Manifest:
+    def patch(self, path: str, change: "Manifest") -> "Manifest":
         """Merge a change into an object."""
         query = {"fieldManager": "kubectl-ppojob"}
         return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
@@ -165,6 +166,8 @@ def _broken_is_no_answer(host: str) -> Iterator[None]:
 
 
 def _trust_as_kubectl(api: "ApiClient") -> None:
+    from ppojob_operator.connection import trust
+
     given = api.configuration
     tls = trust(given.ssl_ca_cert)
     if given.cert_file:

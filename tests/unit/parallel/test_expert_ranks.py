@@ -19,9 +19,12 @@ from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
-LAYOUTS = first_in_test(EXPERT_LAYOUTS.keys(), *COVER)
 PAIRS = [(layout, name) for layout, names in TRIED.items() for name in names]
 SHORT = [pair for pair in PAIRS if pair[0] in COVER]
+SAVES = first_in_test(
+    [(layout, name) for layout in EXPERT_LAYOUTS for name in SAVED],
+    *((layout, name) for layout, names in COVER.items() for name in names),
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
             expert_worlds.run_export(root, World.alone(), name)
         layouts = EXPERT_LAYOUTS if is_whole else COVER
-        program = [sys.executable, expert_worlds.__file__, str(root), *layouts]
+        program = [sys.executable, expert_worlds.__file__, str(root)]
+        program += ["whole" if is_whole else "cover", *layouts]
         done = subprocess.run(program, capture_output=True, text=True, timeout=1_000)
         assert done.returncode == 0, done.stderr[-4_000:]
 
@@ -83,15 +87,13 @@ def test_the_same_layout_gives_the_same_bits(folder, name):
         assert_equal(under(found, "offloaded/bits/"), under(found, "plain/bits/"))
 
 
-@pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "name"), SAVES)
 def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
     found = results(folder, layout, f"checkpoint-{name}", 1)
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
-@pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "name"), SAVES)
 def test_layouts_take_up_the_checkpoints_of_others(folder, layout, name):
     checkpoint = training_scenarios.checkpoint_of(folder, layout, name)
     engine = training_scenarios.restored_engine(checkpoint, folder, World.alone(), CASES[name])
@@ -103,8 +105,7 @@ def test_layouts_take_up_the_checkpoints_of_others(folder, layout, name):
     assert_equal(found, written)
 
 
-@pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "name"), SAVES)
 def test_an_export_has_the_bytes_of_one_rank(folder, layout, name):
     expected, found = (
         {path.name: path.read_bytes() for path in (folder / f"export-of-{one}-{name}").rglob("*.*")}
@@ -121,8 +122,7 @@ def test_a_rank_may_have_no_token_for_its_experts(folder, name):
     assert_close(of_all(folder, "e2", f"one-sided-{name}"), expected, 2e-5)
 
 
-@pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "name"), SAVES)
 def test_a_rank_puts_its_own_experts_together_alone(folder, layout, name):
     whole = int(expert_worlds.run_gathered(folder, World.alone(), name)["most"])
     dims = EXPERT_LAYOUTS[layout]
