@@ -53,23 +53,24 @@ async def call(messages):
     while True:
         await asyncio.sleep(0)
         choice = ask(messages, tools=[ADD], parallel_tool_calls=False)
-        messages.append(choice["message"])
+        messages.append({**choice["message"], "name": "adder"})
         if choice["finish_reason"] != "tool_calls":
             return choice["message"]["content"] == "It is 3."
         assert choice["message"]["content"] in (None, "Let me see. ")
         for one in choice["message"]["tool_calls"]:
             told = json.loads(one["function"]["arguments"])
-            one["function"]["arguments"] = json.dumps(told, separators=(",", ":"))  # as JavaScript
-            total = str(told["a"] + told["b"])
+            written = json.dumps(told, separators=(",", ":")).replace(".0", "")  # as JavaScript
+            one["function"]["arguments"] = written
+            total = str(int(told["a"] + told["b"]))
             messages.append({"role": "tool", "tool_call_id": one["id"], "content": total})
 
 def again(messages):
     """The same once more is another sample."""
     return ask(messages)["message"] != ask(messages)["message"]
 
-def refused(messages, **asked):
+def refused(messages, instead=None, **asked):
     try:
-        ask(messages, **asked)
+        ask(instead or messages, **asked)
     except urllib.error.HTTPError as error:
         raise ValueError(json.load(error)["error"]["message"])
 
@@ -95,27 +96,46 @@ def streams(messages):
     choice = ask([*messages, message, user("Seen.")], tools=[ADD], stop=["\\n", "."])
     return float(choice["message"]["content"] == "Yes")
 
+def read_events(text):
+    """Put the items together from their events, as clients do."""
+    items = []
+    for number, sent in enumerate(text.split("\\n\\n")[:-1]):
+        event = json.loads(sent.partition("\\ndata: ")[2])
+        assert sent.startswith("event: " + event["type"]) and event["sequence_number"] == number
+        kind = event["type"].removeprefix("response.")
+        item = items[event["output_index"]] if "item_id" in event else None
+        if kind == "output_item.added":
+            items.append(event["item"])
+        elif kind == "content_part.added":
+            item["content"].append(event["part"])
+        elif kind == "output_text.delta":
+            item["content"][event["content_index"]]["text"] += event["delta"]
+        elif kind == "function_call_arguments.delta":
+            item["arguments"] += event["delta"]
+    assert kind == "completed"
+    assert [{**one, "status": "completed"} for one in items] == event["response"]["output"]
+    return event["response"]
+
 def responds(messages, streams):
     """Calls what the model calls, by the Responses API."""
     asked = {"model": "policy", "instructions": "You add.", "store": False, "stream": streams,
+             "text": {"verbosity": "low"}, "reasoning": {"effort": "none"},
+             "tool_choice": {"type": "function", "name": "add"},
              "tools": [{"type": "function", **ADD["function"], "strict": True}]}
     items = list(messages)
     while True:
         body = json.dumps({**asked, "input": items}).encode()
         with urllib.request.urlopen(ADDRESS.replace("chat/completions", "responses"), body) as sent:
             answer = sent.read().decode()
-        if streams:
-            kind, answer = answer.split("\\n\\n")[-2].split("\\ndata: ")
-            assert kind == "event: response.completed"
-        answer = json.loads(answer)
-        *said, last = (answer["response"] if streams else answer)["output"]
+        output = (read_events(answer) if streams else json.loads(answer))["output"]
+        *said, last = output
         if last["type"] == "message":
             return last["content"][0]["text"] == "It is 3."
         assert [one["content"][0]["text"] for one in said] in ([], ["Let me see. "])
         told = json.loads(last["arguments"])
         items += [*said, {"type": "reasoning", "summary": []}, last,
                   {"type": "function_call_output", "call_id": last["call_id"],
-                   "output": str(told["a"] + told["b"])}]
+                   "output": str(int(told["a"] + told["b"]))}]
 
 def leaves(messages):
     """Starts what does not end with its group."""
@@ -269,7 +289,7 @@ def test_requests_are_turns_of_a_context_or_new_contexts(form: ChatForm, pool: T
 )
 def test_calls_are_told_and_answered_in_openais_forms(name, told, form, pool, file) -> None:
     row = Row(form, agent(file, *NAMES), name, **told)
-    asks = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": %d}}</tool_call>'
+    asks = '<tool_call>{"name": "add", "arguments": {"a": 1.0, "b": %d}}</tool_call>'
     episode = row.play(pool, "Let me see. " + asks % 2, asks % 3 + asks % 4, "It is 3.")
     assert row.shown(0).startswith("<|im_start|>system\nYou add.\n\n# Tools")
     head = "\n<|im_start|>user\n<tool_response>\n"
@@ -317,7 +337,11 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
 BAD = {
     "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is sampled with 1.0; omit it"),
     "n": ({"n": 2}, "n 2: supported: 1; omit it"),
-    "tool_choice": ({"tool_choice": "none"}, "tool_choice 'none': supported: 'auto' or 'required'"),
+    "tool_choice": (
+        {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "a"}}]},
+        "tool_choice 'none': the model may call any tool; omit the tools",
+    ),
+    "calls": ({"instead": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls 5: a list"),
     "stop": ({"stop": ["a", ""]}, "stop ['a', '']: at most 16 texts of 1 to 100 characters"),
     "top_k": ({"top_k": 5}, "top_k 5: it is not supported; omit it"),
     "none": ({"max_tokens": 0}, "max_tokens 0: a number of tokens, at least 1"),

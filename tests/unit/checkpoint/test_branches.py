@@ -99,6 +99,21 @@ CHANGES = {
         {"agent": {"tools": [TOOL | {"description": "Finds."}]}},
         True,
     ),
+    "tools of an agent": (
+        {"agent": {"tools": [TOOL], "agents": [{"name": "a", "tools": ["search"]}]}},
+        {"agent": {"agents": [{"name": "a", "tools": []}]}},
+        True,
+    ),
+    "limits of an agent": (
+        {"agent": {"tools": [TOOL], "agents": [{"name": "a", "tools": ["search"]}]}},
+        {"agent": {"agents": [{"name": "a", "tools": ["search"], "maxAssistantTurns": 2}]}},
+        False,
+    ),
+    "the agent of rows": (
+        {"agent": {"tools": [TOOL]}},
+        {"agent": {"default": "single_turn_agent"}},
+        True,
+    ),
     "their limits": (
         {"agent": {"tools": [TOOL]}},
         {"agent": {"tools": [TOOL | {"timeLimitSeconds": 9}]}},
@@ -263,6 +278,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         ({"demonstrations": [{"path": "c.jsonl"}]}, 1, False),
         ({"seed": 3}, 1, False),
         ({}, 2, False),  # as many are read in a step, and files with weights by whole steps
+        ({"agent": {"tools": [TOOL]}}, 1, False),  # chat templates show the tools
     ],
 )
 def test_the_place_in_the_demonstrations_is_kept_while_they_are_the_same(
@@ -274,6 +290,8 @@ def test_the_place_in_the_demonstrations_is_kept_while_they_are_the_same(
     train(tmp_path / "runs" / "sum", job_of(tmp_path, data=data, **settings), 1)
     supervised = {"supervised": {"coefficient": 0.2}}
     other = {"algorithm": {**ALGORITHM, "promptsPerStep": prompts, **supervised}}
+    if "agent" in changed:
+        other["agent"], changed = changed["agent"], {}
     config = branch(tmp_path, data={**data, **changed}, **other)
     branches.begin(config, tmp_path / "run")
     found = store_of(tmp_path / "run", config).recover().checkpoint

@@ -91,9 +91,10 @@ _NOT_OF_PROMPTS: Final = (
 )
 """Data settings that change neither the prompts nor their order."""
 _OF_TOOLS: Final = re.compile(
-    r"spec\.agent(\.tools(\[\d+\](\.(name|description|parameters)\b.*)?)?)?"
+    r"spec\.agent(\.tools(\[\d+\](\.(name|description|parameters)\b.*)?)?"
+    r"|\.agents(\[\d+\](\.(name|tools)\b.*)?)?|\.default)?"
 )
-"""Settings of tools that a chat template shows in prompts."""
+"""Settings of tools, and of the agents that have them, that a chat template shows in prompts."""
 _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.train",
     "spec.data.validation",
@@ -264,7 +265,9 @@ def _unfit(
         passes = config.spec.steps.epochs
         restarts = _restarts_data(where, config.spec)
         if passes is not None and (restarts or where == _PROMPTS_PER_STEP):
-            why = f"steps of {shown(remote.url)} are counted too, by another {where}"
+            why = (
+                f"{where} changes, so the epochs of the {step} steps of that run are not comparable"
+            )
             where, got = "spec.steps.epochs", str(passes)
             yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
 
@@ -316,7 +319,10 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     if data.sampler is None:
         progress = msgspec.structs.replace(progress, rows_seen={})
     is_reordered = _ROWS_PER_STEP in changed and _has_weights(data.demonstrations)
-    if is_reordered or any(_is_of_data(where, _NOT_OF_DEMONSTRATIONS) for where in changed):
+    if is_reordered or any(
+        _is_of_data(where, _NOT_OF_DEMONSTRATIONS) or _OF_TOOLS.fullmatch(where)
+        for where in changed
+    ):
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
 

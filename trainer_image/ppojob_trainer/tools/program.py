@@ -136,7 +136,6 @@ class _Run:
 
         Bytes are a stream of events.
         """
-        path = path.rstrip("/")
         if path not in (_PATH, _RESPONSES):
             served = ", ".join((_PATH, _RESPONSES, _MODELS))
             return 404, _error(f"got {shown(path)}: not served here; {served}")
@@ -214,19 +213,26 @@ class _Handler(PageHandler):
 
     def do_POST(self) -> None:
         """Answer the request, if there is an answer."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if (found := self._run.reply(self.path, body)) is not None:
+        length = self.headers.get("Content-Length") or "0"
+        if self.headers.get("Transfer-Encoding") or not length.isdecimal():
+            self._send(411, _error("got a body without Content-Length: send it whole"))
+            return
+        body = self.rfile.read(int(length))
+        if (found := self._run.reply(self._path, body)) is not None:
             self._send(*found)
 
     def do_GET(self) -> None:
         """Answer which models there are; else an error, not a status on which clients retry."""
-        path = self.path.rstrip("/")
-        if path == _MODELS:
+        if self._path == _MODELS:
             self._send(200, {"object": "list", "data": [_MODEL]})
-        elif path.startswith(_MODELS):
+        elif self._path.startswith(f"{_MODELS}/"):
             self._send(200, _MODEL)
         else:
             self.do_POST()
+
+    @property
+    def _path(self) -> str:
+        return self.path.partition("?")[0].rstrip("/")
 
     def _send(self, status: int, answer: Message | bytes) -> None:
         if isinstance(answer, bytes):

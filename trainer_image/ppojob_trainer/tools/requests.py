@@ -20,11 +20,12 @@ _ROLES: Final = {"developer": "system"} | {
 }
 _OF_MESSAGES: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _READ: Final = frozenset(
-    {"messages", "tools", "max_tokens", "max_completion_tokens", "stop", "stream_options"}
+    {"messages", "tools", "max_tokens", "max_completion_tokens"}
+    | {"stop", "stream_options", "tool_choice"}
 )
 _IGNORED: Final = frozenset(
     {"model", "user", "metadata", "store", "parallel_tool_calls", "seed", "service_tier"}
-    | {"prompt_cache_key", "safety_identifier"}
+    | {"prompt_cache_key", "safety_identifier", "reasoning_effort", "verbosity"}
 )
 """Keys without effect here; the job's `maxParallelCalls` limits parallel calls."""
 _VALUES: Final[dict[str, tuple[Json, ...]]] = {
@@ -33,11 +34,11 @@ _VALUES: Final[dict[str, tuple[Json, ...]]] = {
     "logprobs": (False,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "tool_choice": ("auto", "required"),  # a turn without a call is returned as it is
     "response_format": ({"type": "text"},),
 }
 """Keys with the values that are supported."""
 END_OF_EVENTS: Final = b"data: [DONE]\n\n"
+_EXACT: Final = 2.0**53
 _STOPS: Final = 16
 _STOP_CHARACTERS: Final = 100
 
@@ -63,7 +64,7 @@ def decode_body(body: bytes) -> Message:
     """Decode the body of a request."""
     try:
         return msgspec.json.decode(body, type=Message)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _refused("a body that is not a JSON object", str(error)) from None
 
 
@@ -90,6 +91,10 @@ def read_request(request: Message, sampling: Mapping[str, float]) -> ChatRequest
     if (size := sum(len(one["content"]) for one in messages)) > REPLY_CHARACTERS:
         raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
     tools = [_tool(one) for one in _listed(request, "tools")]
+    if (choice := request.get("tool_choice")) == "none" and tools:
+        raise _refused(
+            f"tool_choice {shown(choice)}", "the model may call any tool; omit the tools"
+        )
     options = request.get("stream_options")
     with_usage = isinstance(options, dict) and options.get("include_usage") is True
     model, streams = request.get("model"), request.get("stream") is True
@@ -109,18 +114,18 @@ def _stops(request: Mapping[str, Json]) -> list[str]:
 def read_message(message: object) -> Message:
     """Normalise a message, for storage and comparison.
 
-    Clients return messages with additional keys, texts as parts, and other spaces in arguments.
+    Clients return messages with additional keys, texts as parts, and arguments written otherwise.
+    Names of agents are dropped.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))
     if role is None:
         raise _refused(f"message {shown(message)}", f"the role must be one of {', '.join(_ROLES)}")
-    unknown = next((key for key in one.keys() - _OF_MESSAGES if one[key]), None)
-    if unknown is not None or (one.get("name") and role != "tool"):
-        key = unknown or "name"
-        raise _refused(f"{key} {shown(one[key])} of a message", "it is not supported")
+    for key, value in one.items():
+        if value and key not in _OF_MESSAGES:
+            raise _refused(f"{key} {shown(value)} of a message", "it is not supported")
     found: Message = {"role": role, "content": _content(one.get("content"))}
-    if calls := one.get("tool_calls"):
+    if calls := _listed(one, "tool_calls"):
         found["tool_calls"] = [_call(call) for call in calls]
     if role == "tool":
         found["tool_call_id"] = _text(one.get("tool_call_id"), "tool_call_id")
@@ -211,12 +216,18 @@ def _call(call: object) -> Message:
 
 
 def _arguments(text: str) -> str:
-    """Normalise the spaces of arguments, since many clients parse and rewrite them."""
+    """Normalise spaces and numbers of arguments, since many clients parse and rewrite them."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError):
         return text
     return encodable(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict) else text
+
+
+def _number(text: str) -> float:
+    """Parse a number as JavaScript writes it, where 1.0 is 1."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < _EXACT else value
 
 
 def _tool(tool: Json) -> Message:

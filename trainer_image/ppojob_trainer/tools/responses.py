@@ -1,7 +1,7 @@
 """OpenAI's Responses API, as requests and answers of chat completions."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from ppojob_api.problem import shown
 from ppojob_trainer.json_value import Json
@@ -14,17 +14,23 @@ _OWN: Final = frozenset(
     {_LIMIT, "input", "instructions", "tools", "text", "include", "reasoning", "truncation"}
 )
 """Keys that chat completions have by another name or in another form, and some without effect."""
-_TEXT: Final[tuple[Json, ...]] = (None, {}, {"format": {"type": "text"}})
+
+_ITEMS: Final = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def as_chat(request: Message) -> Message:
     """Return a request of the Responses API as one of chat completions."""
-    if (form := request.get("text")) not in _TEXT:
-        raise BadResult("BadRequest", f"text {shown(form)}", "only texts without a form; omit it")
+    text = request.get("text")
+    form = text.get("format") if isinstance(text, dict) else text
+    if form not in (None, {"type": "text"}):
+        why = "structured output is not supported; omit it"
+        raise BadResult("BadRequest", f"text.format {shown(form)}", why)
     given, told = request.get("input"), request.get("instructions")
+    if not given or not isinstance(given, str | list):
+        raise BadResult("BadRequest", f"input {shown(given)}", "a text, or a list of items")
     messages: list[Message] = [{"role": "system", "content": told}] if told else []
     for item in given if isinstance(given, list) else [{"role": "user", "content": given}]:
-        _append(messages, item if isinstance(item, dict) else {})
+        _append(messages, item)
     tools = request.get("tools") or []
     return {key: value for key, value in request.items() if key not in _OWN} | {
         "messages": messages,
@@ -39,9 +45,11 @@ def _tool(tool: Json) -> Json:
     return {"type": "function", "function": {key: tool[key] for key in _TOOL if key in tool}}
 
 
-def _append(messages: list[Message], item: Mapping[str, Any]) -> None:
+def _append(messages: list[Message], item: Json) -> None:
     """Append an item; calls belong to the message of the model before them."""
-    kind = item.get("type", "message")
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or kind not in _ITEMS:
+        raise BadResult("BadRequest", f"item {shown(item)}", f"one of {', '.join(_ITEMS)}")
     if kind == "message":
         messages.append({"role": item.get("role"), "content": item.get("content")})
     elif kind == "function_call":
@@ -53,9 +61,6 @@ def _append(messages: list[Message], item: Mapping[str, Any]) -> None:
     elif kind == "function_call_output":
         id_, output = item.get("call_id"), item.get("output")
         messages.append({"role": "tool", "tool_call_id": id_, "content": output})
-    elif kind != "reasoning":
-        why = "messages, function_call and function_call_output are supported"
-        raise BadResult("BadRequest", f"item {shown(dict(item))}", why)
 
 
 def as_response(answer: Message) -> Message:
@@ -109,15 +114,33 @@ def _events(response: Message) -> Iterator[Message]:
     begun = {**response, "status": "in_progress", "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     for number, item in enumerate(response["output"]):
-        place = {"output_index": number, "item_id": item["id"]}
-        yield {"type": "response.output_item.added", "output_index": number, "item": item}
-        if item["type"] == "message":
-            kind, key, value = "output_text", "text", item["content"][0]["text"]
-            place |= {"content_index": 0, "logprobs": []}
-        else:
-            kind, key, value = "function_call_arguments", "arguments", item["arguments"]
-            place |= {"name": item["name"]}
-        yield {"type": f"response.{kind}.delta", "delta": value, **place}
-        yield {"type": f"response.{kind}.done", key: value, **place}
-        yield {"type": "response.output_item.done", "output_index": number, "item": item}
+        events = _events_of_message if item["type"] == "message" else _events_of_call
+        for event in events(item):
+            yield {**event, "output_index": number}
     yield {"type": f"response.{response['status']}", "response": response}
+
+
+# Clients put an item together from its events: it is added empty.
+
+
+def _events_of_message(item: Message) -> Iterator[Message]:
+    (part,) = item["content"]
+    place = {"item_id": item["id"], "content_index": 0}
+    text = {**place, "logprobs": []}
+    empty = {**item, "status": "in_progress", "content": []}
+    yield {"type": "response.output_item.added", "item": empty}
+    yield {"type": "response.content_part.added", "part": {**part, "text": ""}, **place}
+    yield {"type": "response.output_text.delta", "delta": part["text"], **text}
+    yield {"type": "response.output_text.done", "text": part["text"], **text}
+    yield {"type": "response.content_part.done", "part": part, **place}
+    yield {"type": "response.output_item.done", "item": item}
+
+
+def _events_of_call(item: Message) -> Iterator[Message]:
+    arguments, kind = item["arguments"], "response.function_call_arguments"
+    place = {"item_id": item["id"]}
+    empty = {**item, "status": "in_progress", "arguments": ""}
+    yield {"type": "response.output_item.added", "item": empty}
+    yield {"type": f"{kind}.delta", "delta": arguments, **place}
+    yield {"type": f"{kind}.done", "arguments": arguments, "name": item["name"], **place}
+    yield {"type": "response.output_item.done", "item": item}
