@@ -29,7 +29,8 @@ def as_chat(request: Message) -> Message:
     if not given or not isinstance(given, str | list):
         raise BadResult("BadRequest", f"input {shown(given)}", "a text, or a list of items")
     messages: list[Message] = [{"role": "system", "content": told}] if told else []
-    for item in given if isinstance(given, list) else [{"role": "user", "content": given}]:
+    items: list[Json] = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    for item in items:
         _append(messages, item)
     tools = request.get("tools") or []
     return {key: value for key, value in request.items() if key not in _OWN} | {
