@@ -319,10 +319,7 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     if data.sampler is None:
         progress = msgspec.structs.replace(progress, rows_seen={})
     is_reordered = _ROWS_PER_STEP in changed and _has_weights(data.demonstrations)
-    if is_reordered or any(
-        _is_of_data(where, _NOT_OF_DEMONSTRATIONS) or _OF_TOOLS.fullmatch(where)
-        for where in changed
-    ):
+    if is_reordered or any(_is_of_data(where, _NOT_OF_DEMONSTRATIONS) for where in changed):
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
 
@@ -335,15 +332,17 @@ def _restarts_data(where: str, spec: PPOJobSpec) -> bool:
     """Whether a changed setting makes the data cursor meaningless.
 
     Files with weights, and an order by difficulty, are read by whole batches. Given responses are
-    truncated as generated ones are. Chat templates show the schemas of tools.
+    truncated as generated ones are.
     """
     data = spec.data
     if where == "spec.data.maxResponseTokens" and (data.guidance_key or spec.algorithm.given):
         return True
     is_by_batches = data.curriculum is not None or _has_weights(data.train)
-    is_of_prompts = _is_of_data(where, _NOT_OF_PROMPTS) or _OF_TOOLS.fullmatch(where) is not None
-    return is_of_prompts or (is_by_batches and where in _DRAWS)
+    return _is_of_data(where, _NOT_OF_PROMPTS) or (is_by_batches and where in _DRAWS)
 
 
 def _is_of_data(where: str, others: tuple[str, ...]) -> bool:
+    """Whether a setting is one of the data, without `others`, or of tools that its texts show."""
+    if _OF_TOOLS.fullmatch(where):
+        return True
     return where.startswith("spec.data.") and not where.startswith(others)
