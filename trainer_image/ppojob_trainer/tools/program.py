@@ -29,21 +29,19 @@ from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import without_name
 from ppojob_trainer.tools.requests import (
-    END_OF_EVENTS,
+    CHAT,
     ChatRequest,
     completion,
     decode_body,
-    events,
     read_message,
     read_request,
-    stream_of,
 )
-from ppojob_trainer.tools.responses import as_chat, as_response, response_events
+from ppojob_trainer.tools.responses import RESPONSES
 from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest
 
-_PATH: Final = "/v1/chat/completions"
-_RESPONSES: Final = "/v1/responses"
-_MODELS: Final = "/v1/models"
+_BASE: Final = "/v1"
+_FORMS: Final = {f"{_BASE}/chat/completions": CHAT, f"{_BASE}/responses": RESPONSES}
+_MODELS: Final = f"{_BASE}/models"
 _MODEL: Final[Message] = {"id": "policy", "object": "model", "created": 0, "owned_by": "ppojob"}
 _ADDRESS: Final = "127.0.0.1"
 _TOGETHER_SECONDS: Final = 0.05
@@ -105,7 +103,7 @@ def open_listener() -> socket.socket:
     Call it before users' files are imported: they may create clients.
     """
     listener = socket.create_server((_ADDRESS, 0))
-    address = f"http://{_ADDRESS}:{listener.getsockname()[1]}{_PATH.rpartition('/chat')[0]}"
+    address = f"http://{_ADDRESS}:{listener.getsockname()[1]}{_BASE}"
     os.environ |= {"OPENAI_BASE_URL": address, "OPENAI_API_BASE": address, "OPENAI_API_KEY": "none"}
     for name in ("no_proxy", "NO_PROXY"):  # else the pod's proxy would be used
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), _ADDRESS)))
@@ -136,13 +134,11 @@ class _Run:
 
         Bytes are a stream of events.
         """
-        if path not in (_PATH, _RESPONSES):
-            served = ", ".join((_PATH, _RESPONSES, _MODELS))
+        if (form := _FORMS.get(path)) is None:
+            served = ", ".join((*_FORMS, _MODELS))
             return 404, _error(f"got {shown(path)}: not served here; {served}")
-        is_chat = path == _PATH
         try:
-            asked = decode_body(body)
-            asked = asked if is_chat else as_chat(asked)
+            asked = form.read(decode_body(body))
             request = read_request(asked, self._conversation.sampling)
         except BadResult as bad:
             return 400, _error(f"got {bad.got}: {bad.why}")
@@ -161,11 +157,9 @@ class _Run:
         self._answered += 1
         message, turn = conversation.messages[end], conversation.model_turns[number]
         answer = completion(number, request.model, message, turn)
-        if not request.stream:
-            return 200, answer if is_chat else as_response(answer)
-        if is_chat:
-            return 200, stream_of(events(answer, with_usage=request.with_usage)) + END_OF_EVENTS
-        return 200, stream_of(response_events(answer))
+        if request.stream:
+            return 200, form.stream(answer, request.with_usage)
+        return 200, form.write(answer)
 
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
         """Return the end of the run, from the report of its process.

@@ -5,7 +5,7 @@ say, would be trained on tokens of the job's temperature.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -37,7 +37,6 @@ _VALUES: Final[dict[str, tuple[Json, ...]]] = {
     "response_format": ({"type": "text"},),
 }
 """Keys with the values that are supported."""
-END_OF_EVENTS: Final = b"data: [DONE]\n\n"
 _EXACT: Final = 2.0**53
 _STOPS: Final = 16
 _STOP_CHARACTERS: Final = 100
@@ -153,7 +152,7 @@ def completion(number: int, model: Json, message: Message, turn: ModelTurn) -> M
     }
 
 
-def events(answer: Message, *, with_usage: bool) -> Iterator[Message]:
+def _events(answer: Message, with_usage: bool) -> Iterator[Message]:
     """Yield the events of a `completion`: all of it in one piece, and its end."""
     head = {key: answer[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
@@ -174,6 +173,22 @@ def stream_of(sent: Iterable[Message]) -> bytes:
     return b"".join(
         b"%bdata: %b\n\n" % (name.encode(), msgspec.json.encode(one)) for name, one in named
     )
+
+
+def _stream(answer: Message, with_usage: bool) -> bytes:
+    return stream_of(_events(answer, with_usage)) + b"data: [DONE]\n\n"
+
+
+class Form(NamedTuple):
+    """A form of OpenAI's API, by way of chat completions."""
+
+    read: Callable[[Message], Message]  # returns a request of it as one of chat completions
+    write: Callable[[Message], Message]  # returns a `completion` as an answer of it
+    # Returns a `completion` as its events, for clients that ask for it with the numbers of tokens.
+    stream: Callable[[Message, bool], bytes]
+
+
+CHAT: Final = Form(lambda request: request, lambda answer: answer, _stream)
 
 
 def _named(messages: list[Message]) -> list[Message]:

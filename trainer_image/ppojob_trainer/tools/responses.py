@@ -6,6 +6,7 @@ from typing import Final
 from ppojob_api.problem import shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
+from ppojob_trainer.tools.requests import Form, stream_of
 from ppojob_trainer.tools.wire import Message
 
 _LIMIT: Final = "max_output_tokens"
@@ -18,7 +19,7 @@ _OWN: Final = frozenset(
 _ITEMS: Final = ("message", "function_call", "function_call_output", "reasoning")
 
 
-def as_chat(request: Message) -> Message:
+def _as_chat(request: Message) -> Message:
     """Return a request of the Responses API as one of chat completions."""
     text = request.get("text")
     form = text.get("format") if isinstance(text, dict) else text
@@ -64,7 +65,7 @@ def _append(messages: list[Message], item: Json) -> None:
         messages.append({"role": "tool", "tool_call_id": id_, "content": output})
 
 
-def as_response(answer: Message) -> Message:
+def _as_response(answer: Message) -> Message:
     """Return a chat completion as an answer of the Responses API."""
     (choice,) = answer["choices"]
     number, message, usage = answer["id"], choice["message"], answer["usage"]
@@ -105,13 +106,13 @@ def as_response(answer: Message) -> Message:
     }
 
 
-def response_events(answer: Message) -> Iterator[Message]:
-    """Yield the events of an answer, each of its items in one piece."""
-    for number, event in enumerate(_events(as_response(answer))):
-        yield {**event, "sequence_number": number}
+def _stream(answer: Message, _with_usage: bool) -> bytes:
+    events = enumerate(_events(_as_response(answer)))
+    return stream_of({**event, "sequence_number": number} for number, event in events)
 
 
 def _events(response: Message) -> Iterator[Message]:
+    """Yield the events of an answer, each of its items in one piece."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     for number, item in enumerate(response["output"]):
@@ -145,3 +146,6 @@ def _events_of_call(item: Message) -> Iterator[Message]:
     yield {"type": f"{kind}.delta", "delta": arguments, **place}
     yield {"type": f"{kind}.done", "arguments": arguments, "name": item["name"], **place}
     yield {"type": "response.output_item.done", "item": item}
+
+
+RESPONSES: Final = Form(_as_chat, _as_response, _stream)
