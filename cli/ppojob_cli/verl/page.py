@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
+from ppojob_api.foreign_names import NOT_YET
 from ppojob_cli.verl.keys import Line, find, lines, main_name, rows
 
 _HEAD: Final = ("| verl | its default | PPOJob | remark |", "| --- | --- | --- | --- |")
@@ -41,8 +41,7 @@ def _ours(name: str) -> str:
     key = rows()[name]
     if key.row.status:  # another name may be told of by that of verl's today
         key = find(main_name(name)) or key
-    status = NOT_NEEDED if key.row.status and key.how == "nothing" else key.row.status
-    return status or ", ".join(f"`{field}`" for field in key.row.here)
+    return key.row.status or ", ".join(f"`{field}`" for field in key.row.here)
 
 
 def _row(*cells: str) -> str:
