@@ -22,7 +22,8 @@ ENV_ADDRESS_BOOK = "PPOJOB_ADDRESS_BOOK"
 """File: JSON of pod name -> IP address; absent where names resolve by DNS."""
 ENV_SERVICE_ACCOUNT = "PPOJOB_SERVICE_ACCOUNT"
 """Folder with the token of the pod's ServiceAccount (`token`) and the API server's CA (`ca.crt`).
-Only the controller on a cluster has it; it then writes the status of its PPOJob."""
+On a cluster the controller has it, which writes the status of its PPOJob, and tools pods with
+`agent.containers`, which create the pods of rows."""
 ENV_API_HOST = "KUBERNETES_SERVICE_HOST"
 """Host of the API server; the kubelet sets it, and the port below, in every pod."""
 ENV_API_PORT = "KUBERNETES_SERVICE_PORT"

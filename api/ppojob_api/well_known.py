@@ -61,6 +61,8 @@ BUILT_IN_AGENTS: Final = ("react_agent", "search_r1", "single_turn_agent", "tool
 
 LABEL_JOB: Final = "ppojob.dev/job"
 LABEL_ROLE: Final = "ppojob.dev/role"
+LABEL_ROW_OF: Final = "ppojob.dev/row-of"
+"""The job of a pod in which the commands of one row run (`agent.containers`)."""
 ANNOTATION_CONFIG_DIGEST: Final = "ppojob.dev/config-digest"
 RESERVED_PREFIX: Final = "ppojob.dev/"
 
@@ -86,6 +88,16 @@ def workload_name(job: str, role: RoleName) -> str:
 def pod_name(job: str, role: RoleName, index: int) -> str:
     """Name of one pod of a role: `<job>-<role>-<index>`."""
     return f"{workload_name(job, role)}-{index}"
+
+
+def row_pod_name(job: str, digest: str) -> str:
+    """Name of the pod of a row, by 16 hexadecimal digits; the chart's policy knows this form."""
+    return f"{job}-row-{digest}"
+
+
+def row_account_name(job: str) -> str:
+    """Name of the ServiceAccount with which tools pods create the pods of rows."""
+    return f"{job}-row-containers"
 
 
 def pod_host(job: str, role: RoleName, index: int) -> str:

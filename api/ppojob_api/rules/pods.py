@@ -42,6 +42,10 @@ POD_RULES = rules(
         names that begin with PPOJOB_ are reserved for the container contract; a name of your own
     must: !self.name.startsWith('PPOJOB_')
 
+    spec.agent.containers | memory | OutOfRange | here
+        it is too small for a process; at least 1Mi, such as 2Gi
+    must: !self.memory.matches('[0-9mk]$')
+
     spec.pods[] | memory sharedMemory | OutOfRange | here
         it is too small for a process; at least 1Mi, such as 16Gi
     must: !self.$FIELD.matches('[0-9mk]$')

@@ -65,6 +65,15 @@ TOOL_RULES = rules(
         no tool uses the retriever; the tool search without a source in agent.tools, or remove it
     must: !self.tools.all(one, has(one.source) || one.name != 'search')
 
+    spec.agent | containers | NoEffect | here
+        only the built-in tool bash runs in them; this tool in agent.tools, or remove it
+    must: !self.tools.all(one, has(one.source) || one.name != 'bash')
+
+    spec.agent | tools | NoEffect | here
+        bash has no settings with agent.containers; remove its config
+    when: has(self.containers)
+    must: self.tools.all(one, has(one.source) || one.name != 'bash' || one.config.size() == 0)
+
     spec.agent.tools[] | description | Required | here
         the model is told of the tool by it; what the tool does
     when: has(self.source)

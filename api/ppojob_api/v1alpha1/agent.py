@@ -4,13 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ppojob_api.v1alpha1.pod_settings import ImageName
 from ppojob_api.v1alpha1.section import (
     PRINTABLE,
     Arguments,
     CodeSource,
     EnvironmentName,
     Items,
+    ObjectName,
     Path,
+    Quantity,
     Seconds,
     Section,
     Tokens,
@@ -133,6 +136,36 @@ class EgressSpec(Section):
     """Ports; empty: all ports."""
 
 
+class ContainersSpec(Section):
+    """A container of its own for each row, in which the tool `bash` runs.
+
+    On a cluster it is a pod, for `ppojob run` a container of docker or podman. It has no network
+    and no token. Pods are placed like the tools pods: by their node selector, tolerations and pull
+    secrets.
+    """
+
+    image: ImageName | None = None
+    """Image of rows that name none in `create_kwargs.image`; it has sh. Absent: each row names
+    one."""
+
+    cpu: Quantity = "1"
+    """Request and limit of CPUs."""
+
+    memory: Quantity = "2Gi"
+    """Request and limit of memory."""
+
+    user: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """User id of commands; absent: the image's, which on a cluster must not be root. 0, root, needs
+    a namespace that admits it."""
+
+    start_seconds: Seconds = 600.0
+    """Time limit of a start, in which the image is pulled and a node is found."""
+
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass, such as one of gVisor or Kata Containers; docker and podman: the name of a
+    runtime."""
+
+
 class InteractionSpec(Section):
     """A user simulator. It answers the turns of the model that call no tool."""
 
@@ -194,6 +227,9 @@ class AgentSpec(Section):
     egress: Annotated[Items[EgressSpec], Field(max_length=64)] = ()
     """Addresses that tools pods may connect to on a cluster, and DNS with them; empty: none
     (enforced by their NetworkPolicy). No effect on one machine."""
+
+    containers: ContainersSpec | None = None
+    """A container of its own for each row, for the tool `bash`; absent: a folder in a tools pod."""
 
     interactions: Annotated[Items[InteractionSpec], Field(max_length=64)] = ()
     """User simulators; each row names the one that answers it. verl:

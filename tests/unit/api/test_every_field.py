@@ -41,7 +41,7 @@ spec.rollout: enforceEager engineArguments gpuMemoryShare kvCacheGib maxBatchedT
 spec.rollout.parallelism: expert tensor
 spec.roles.actorRollout.parallelism: tensor  # beside four bits
 spec.roles.critic.parallelism: tensor
-spec.agent: interactions.interface interactions.source.configMap mcpServers
+spec.agent: containers interactions.interface interactions.source.configMap mcpServers
 spec.agent.tools: parameters source  # of one that is built in
 spec.agent.tools.source: configMap keyVariable mcpServer tool url
 spec.scheduling: coscheduling kueue
