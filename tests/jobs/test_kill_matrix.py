@@ -40,7 +40,8 @@ def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a point; naming them loads torch, which nobody should pay who deselects them."""
     if "point" in metafunc.fixturenames:
-        is_wanted = metafunc.config.option.markexpr == "long"
+        marks = metafunc.config.option.markexpr
+        is_wanted = "long" in marks and "not long" not in marks
         metafunc.parametrize("point", job_points.of_a_small_job() if is_wanted else ["deselected"])
 
 
