@@ -26,7 +26,7 @@ from ppojob_trainer.controller.status_writer import (
     NotWrittenError,
     StatusWriter,
 )
-from ppojob_trainer.pod_environment import ApiAccess
+from ppojob_trainer.kubernetes_api import ApiAccess
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

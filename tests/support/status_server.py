@@ -12,7 +12,7 @@ from typing import Any
 
 from fake_api_server import Answer, FakeApiServer, Request, serving
 
-from ppojob_trainer.pod_environment import ApiAccess
+from ppojob_trainer.kubernetes_api import ApiAccess
 
 
 def failing(status: int, message: str = "why", **answer: Any) -> Answer:

@@ -12,16 +12,8 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
 from ppojob_trainer import remote_files
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.kubernetes_api import ApiAccess
 from ppojob_trainer.processor import has_native_bfloat16
-
-
-@dataclass(frozen=True)
-class ApiAccess:
-    """Access to the API server of the cluster."""
-
-    host: str
-    port: int
-    credentials: Path  # folder with `token` and `ca.crt`, which the kubelet rotates
 
 
 @dataclass(frozen=True)

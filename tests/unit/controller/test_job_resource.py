@@ -11,7 +11,7 @@ from ppojob_trainer.controller.status_writer import (
     JobResource,
     NotWrittenError,
 )
-from ppojob_trainer.pod_environment import ApiAccess
+from ppojob_trainer.kubernetes_api import ApiAccess
 
 pytestmark = pytest.mark.processes
 

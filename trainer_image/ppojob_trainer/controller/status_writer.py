@@ -8,21 +8,19 @@ or controller, and the last state, are sent at once.
 """
 
 import http.client
-import json
 import logging
-import ssl
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from http import HTTPMethod
 from typing import Any, Final
 
 import msgspec
 
 from ppojob_api.v1alpha1.status import TrainingStatus
 from ppojob_api.well_known import API_VERSION, GROUP, KIND, PLURAL, VERSION
-from ppojob_trainer.pod_environment import ApiAccess
+from ppojob_trainer.kubernetes_api import ApiAccess, Status, path_of, refusal
 
 _log = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "ppojob-controller"
@@ -31,7 +29,6 @@ TAKEN_OVER: Final = "has taken over"
 """Part of the message of the chart's admission policy for a decreased attempt."""
 
 _ATTEMPTS: Final = 3
-_ANSWER_BYTES: Final = 4 << 20
 
 
 class NotWrittenError(Exception):
@@ -57,15 +54,6 @@ class _Metadata(msgspec.Struct):
 
 class _Job(msgspec.Struct):
     metadata: _Metadata
-
-
-class _Details(msgspec.Struct):
-    name: str = ""
-
-
-class _Status(msgspec.Struct):
-    message: str = ""
-    details: _Details = msgspec.field(default_factory=_Details)
 
 
 @dataclass
@@ -114,44 +102,28 @@ class JobResource:
             "metadata": metadata,
             "status": {"training": state},
         }
-        path = (
-            f"/apis/{GROUP}/{VERSION}/namespaces/{urllib.parse.quote(self.namespace)}"
-            f"/{PLURAL}/{urllib.parse.quote(self.name)}/status"
+        api = f"/apis/{GROUP}/{VERSION}"
+        return self._exchange(
+            path_of(api, self.namespace, PLURAL, self.name, "status", **query), body
         )
-        return self._exchange(f"{path}?{urllib.parse.urlencode(query)}", body)
 
     def _exchange(self, path: str, body: dict[str, Any]) -> _Metadata:
         try:
-            token = (self.access.credentials / "token").read_text().strip()
-            trusted = ssl.create_default_context(cafile=str(self.access.credentials / "ca.crt"))
-            # As kubectl does: since Python 3.13 the authorities of many clusters would be refused.
-            trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            connection = http.client.HTTPSConnection(
-                self.access.host, self.access.port, timeout=self.seconds, context=trusted
+            status, text = self.access.request(
+                HTTPMethod.PATCH,
+                path,
+                body,
+                content_type="application/apply-patch+yaml",
+                agent=FIELD_MANAGER,
+                seconds=self.seconds,
             )
-            try:
-                headers = {
-                    "Authorization": f"Bearer {token}",
-                    "Content-Type": "application/apply-patch+yaml",
-                    "Accept": "application/json",
-                    "User-Agent": FIELD_MANAGER,
-                }
-                connection.request("PATCH", path, json.dumps(body), headers)
-                answer = connection.getresponse()
-                text = answer.read(_ANSWER_BYTES)
-            finally:
-                connection.close()
-            if answer.status == http.HTTPStatus.OK:
+            if status == http.HTTPStatus.OK:
                 return msgspec.json.decode(text, type=_Job).metadata
         except (OSError, http.client.HTTPException, msgspec.MsgspecError) as problem:
             raise NotWrittenError(f"{type(problem).__name__}: {problem}") from problem
-        raise self._refusal(answer.status, text)
+        raise self._refusal(status, refusal(text))
 
-    def _refusal(self, status: int, text: bytes) -> Exception:
-        try:
-            body = msgspec.json.decode(text, type=_Status)
-        except msgspec.MsgspecError:
-            body = _Status(text[:200].decode(errors="replace"))
+    def _refusal(self, status: int, body: Status) -> Exception:
         if status == http.HTTPStatus.CONFLICT:
             return _ConflictError(body.message)
         # A starting API server may not serve the kind yet: that is a 404 without a name.
