@@ -132,9 +132,9 @@ def run_process(
         )
         message_read.close()
         answer_write.close()
-        out, errors = _raw(process.stdout, pipes), _raw(process.stderr, pipes)
-        traffic = _Traffic(
-            unsent={message_write: message, _raw(process.stdin, pipes): stdin},
+        out, errors = raw(process.stdout, pipes), raw(process.stderr, pipes)
+        traffic = Traffic(
+            unsent={message_write: message, raw(process.stdin, pipes): stdin},
             taken={stream: bytearray() for stream in (out, errors, answer_read)},
         )
         try:
@@ -157,7 +157,7 @@ def run_process(
     )
 
 
-class _Traffic:
+class Traffic:
     """Sends `unsent` bytes to streams, which it then closes, and receives from those of `taken`."""
 
     def __init__(self, unsent: dict[io.FileIO, bytes], taken: dict[io.FileIO, bytearray]) -> None:
@@ -208,7 +208,7 @@ class _Traffic:
         stream.close()
 
 
-def _watch(pid: int, traffic: _Traffic, limits: Limits, exceeded: Callable[[Usage], str]) -> str:
+def _watch(pid: int, traffic: Traffic, limits: Limits, exceeded: Callable[[Usage], str]) -> str:
     """Wait until a process ends or exceeds a limit; return the limit, or an empty text."""
     deadline = time.monotonic() + limits.seconds
     with contextlib.ExitStack() as opened:
@@ -270,6 +270,7 @@ def _pipe(pipes: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
     return pipes.enter_context(io.FileIO(read, "rb")), pipes.enter_context(io.FileIO(write, "wb"))
 
 
-def _raw(stream: object, pipes: contextlib.ExitStack) -> io.FileIO:
+def raw(stream: object, pipes: contextlib.ExitStack) -> io.FileIO:
+    """Return an unbuffered pipe of a process, which is closed with `pipes`."""
     assert isinstance(stream, io.FileIO)
     return pipes.enter_context(stream)

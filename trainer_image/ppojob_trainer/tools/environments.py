@@ -148,6 +148,11 @@ class Environments:
         finally:
             self._close(request.row)
 
+    def close(self) -> None:
+        """Close the environments of all rows. Idempotent."""
+        for name in list(self._rows):
+            self._close(name)
+
     def _row(self, request: CallTool | EndRow) -> _Row:
         """Return a row in the state after its earlier calls."""
         row = self._rows.get(request.row)

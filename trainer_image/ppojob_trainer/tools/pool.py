@@ -35,6 +35,7 @@ from ppojob_trainer.rpc.messages.agents import (
 from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
+from ppojob_trainer.tools.row_shells import OpenContainer, RowShells
 from ppojob_trainer.tools.schemas import parameters_of
 from ppojob_trainer.tools.wire import (
     AgentCode,
@@ -49,6 +50,8 @@ from ppojob_trainer.tools.wire import (
 _log = logging.getLogger(__name__)
 _END: Final = ToolCall("the end of the row", "{}")
 """Name of scores and closes of environments, in messages."""
+_WAITING_THREADS: Final = 1024
+"""Most calls that wait for containers of rows at once."""
 
 
 class ToolPool(Closeable):
@@ -65,6 +68,7 @@ class ToolPool(Closeable):
     Args:
         variables: names of environment variables that tools get, if set.
         elsewhere: names of tools that another role runs.
+        open_container: starts containers of rows (`agent.containers`); None: no row is run.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
@@ -79,6 +83,7 @@ class ToolPool(Closeable):
         processes: int = 1,
         variables: Sequence[str] = (),
         elsewhere: Collection[str] = (),
+        open_container: OpenContainer | None = None,
     ) -> None:
         self._agent = agent
         self._answering: list[ToolSpec | InteractionSpec] = [*agent.tools, *agent.interactions]
@@ -93,11 +98,20 @@ class ToolPool(Closeable):
         self._loops: frozenset[str] = frozenset()
         self._scores = False
         self._elsewhere = list(elsewhere)
+        self._shells: RowShells | None = None
+        threads = processes * (4 if self._methods else 1)
+        if agent.containers is not None:
+            self._elsewhere.append(BASH_TOOL)
+            threads += _WAITING_THREADS
+            if open_container is not None:
+                seconds = self._sandbox.time_limit_seconds
+                position = self._tools.index(BASH_TOOL)
+                self._shells = RowShells(agent, position, open_container, seconds)
         try:
             self._children = ChildPool(
                 "ppojob_trainer.tools.child",
                 count=processes,
-                threads=processes * (4 if self._methods else 1),
+                threads=threads,
                 load=self._load,
                 memory_bytes=DEFAULT_MEMORY_BYTES,
                 variables=variables,
@@ -133,17 +147,36 @@ class ToolPool(Closeable):
         return Acted(answers)
 
     def _end_row(self, act: Act, row: str) -> Acted:
-        if not self._scores and not self._homes.get(row, Home()).is_alive:
-            return Acted([])
         calls = [self._environment_call(one) for one in act.before]
-        limit = max(self._limit(self._tools.index(name)) for name in self._methods)
-        request = EndRow(next(self._numbers), row, act.created, calls)
-        answer = self._answered(request, limit, _END, row)
+        answers = []
+        for in_shell, has_score in ((False, self._scores), (True, self._shells is not None)):
+            if not has_score and (in_shell or not self._homes.get(row, Home()).is_alive):
+                continue
+            own = self._of_place(calls, in_shell=in_shell)
+            request = EndRow(next(self._numbers), row, act.created, own)
+            limit = max(self._limit(self._tools.index(name)) for name in self._methods)
+            answer = self._answered(request, limit, _END, row, in_shell=in_shell)
+            answers += [answer] * has_score
         self._homes.pop(row, None)
-        return Acted([answer] if self._scores else [])
+        if len(answers) < 2:
+            return Acted(answers)
+        failed = next((one for one in answers if one.failure), answers[0])
+        score = sum(one.reward for one in answers) if not failed.failure else 0.0
+        return Acted([msgspec.structs.replace(failed, reward=score)])
+
+    def _is_in_shell(self, position: int) -> bool:
+        return self._shells is not None and self._tools[position] == BASH_TOOL
+
+    def _of_place(
+        self, calls: Sequence[EnvironmentCall], *, in_shell: bool
+    ) -> list[EnvironmentCall]:
+        """Return the calls that went to containers of rows, or those to child processes."""
+        return [one for one in calls if self._is_in_shell(one.tool) == in_shell]
 
     def close(self) -> None:
-        """Kill all child processes, also busy ones. Idempotent."""
+        """Kill all child processes, also busy ones, and delete containers. Idempotent."""
+        if self._shells is not None:
+            self._shells.close()
         self._children.close()
 
     def _run(
@@ -163,6 +196,7 @@ class ToolPool(Closeable):
         except WrongArguments as wrong:
             return self._failed("arguments", call, str(wrong))
         number, in_environment = next(self._numbers), call.name in self._methods
+        in_shell = self._is_in_shell(own.tool)
         request = CallTool(
             number,
             own.tool,
@@ -171,19 +205,29 @@ class ToolPool(Closeable):
             call.created,
             act.pictures,
             row if in_environment else "",
-            list(before) if in_environment else [],
+            self._of_place(before, in_shell=in_shell) if in_environment else [],
         )
-        answer = self._answered(request, self._limit(own.tool), call, instance)
+        limit = self._limit(own.tool)
+        answer = self._answered(request, limit, call, instance, in_shell=in_shell)
         if in_environment and reached_environment(answer):
             before.append(own)
         return answer
 
     def _answered(
-        self, request: CallTool | EndRow, limit: float, call: ToolCall, instance: str
+        self,
+        request: CallTool | EndRow,
+        limit: float,
+        call: ToolCall,
+        instance: str,
+        *,
+        in_shell: bool = False,
     ) -> ToolAnswer:
-        """Have a child answer; a failure becomes an answer."""
+        """Have a child or the row's container answer; a failure becomes an answer."""
         try:
-            called = self._call_child(request, limit)
+            if in_shell and self._shells is not None:
+                called = self._shells.answer(request)
+            else:
+                called = self._call_child(request, limit)
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:

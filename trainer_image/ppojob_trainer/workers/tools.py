@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ppojob_api.topology import retrieved_tools
+from ppojob_api.v1alpha1.agent import ContainersSpec
+from ppojob_api.well_known import pod_name
+from ppojob_trainer.containers.local import LocalContainers
+from ppojob_trainer.containers.pods import RowPods
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.pool import ToolPool
+from ppojob_trainer.tools.row_shells import OpenContainer
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,23 @@ def open_tools_worker(
     assert spec.agent is not None, "the role has tools"
     with ToolPool(
         spec.agent,
+        open_container=_opened(environment, spec.agent.containers),
         sandbox=spec.sandbox,
         processes=spec.roles.tools.cpu,
         variables=variables_of_code("tools"),
         elsewhere=[tool.name for tool in retrieved_tools(spec)],
     ) as pool:
         yield ToolsWorker(pool)
+
+
+def _opened(environment: PodEnvironment, containers: ContainersSpec | None) -> OpenContainer | None:
+    """Return what starts containers of rows: pods on a cluster, else docker or podman."""
+    if containers is None:
+        return None
+    access, config = environment.api_access, environment.config
+    if access is None:
+        return LocalContainers(containers).open
+    owner = pod_name(config.name, "tools", environment.pod_index)
+    pods = RowPods(access, config.namespace, config.name, owner, containers)
+    pods.check()
+    return pods.open

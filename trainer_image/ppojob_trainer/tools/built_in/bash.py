@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
@@ -12,8 +12,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import encodable
 from ppojob_trainer.sandbox.executor import Runner, Sandbox, SandboxRefused
-from ppojob_trainer.sandbox.levels import Isolation
-from ppojob_trainer.sandbox.process import Limits, Outcome
+from ppojob_trainer.sandbox.process import Outcome
 from ppojob_trainer.sandbox.workspace import Workspace, isolation_of_workspaces
 from ppojob_trainer.tools.built_in.tool import STOPPED, BuiltIn, parameters
 
@@ -28,12 +27,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     readable: list[str] = []  # more files and folders that commands may read
 
 
+class Shell(Protocol):
+    """Runs the commands of a row, one at a time; see `Workspace` and `ContainerShell`."""
+
+    def run(self, command: str, files: Mapping[str, str] | None = None) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
 class Bash:
     """The environment of a row.
 
     Args:
-        files: texts by their paths in the workspace.
-        folder: what is copied into the workspace: a path in `config.folder`.
+        open_shell: takes the name of the row, and what the row says of the place of its files.
+        files: texts by their paths in the working folder.
         setup: a command that is run first.
         test: the command that decides the score: 1 if its exit status is 0, else 0.
         test_output: what it must also write; None: anything.
@@ -42,35 +49,23 @@ class Bash:
 
     def __init__(
         self,
-        isolation: Isolation,
-        limits: Limits,
-        settings: Settings,
+        open_shell: Callable[..., Shell],
         *,
         row: str,
         files: dict[str, str] | None = None,
-        folder: str = "",
         setup: str = "",
         test: str = "",
         test_output: str | None = None,
         test_files: dict[str, str] | None = None,
+        **place: str,
     ) -> None:
         self._test, self._test_output, self._test_files = test, test_output, test_files or {}
-        self._workspace = Workspace(
-            isolation,
-            limits,
-            row,
-            most_bytes=settings.workspace_mib << 20,
-            readable=settings.readable,
-        )
+        self._shell = open_shell(row, **place)
         try:
-            if settings.folder is not None:
-                self._workspace.add(_part_of(Path(settings.folder), folder))
-            elif folder:
-                raise ValueError(f"folder: got {folder}: the tool has no config.folder")
             if files or setup:
-                made = self._workspace.run(setup or ":", files)
+                made = self._shell.run(setup or ":", files)
                 if not made.is_well:
-                    raise RuntimeError(f"setup of the workspace: {_text(made)[-500:]}")
+                    raise RuntimeError(f"setup of the row: {_text(made)[-500:]}")
         except BaseException:
             self.close()
             raise
@@ -79,12 +74,12 @@ class Bash:
         """Run a command; return what it writes, and its exit status unless that is 0."""
         if len(command.encode(errors="replace")) > _COMMAND_BYTES or "\0" in command:
             return f"Error: a command has at most {_COMMAND_BYTES} bytes, and no NUL."
-        return _text(self._workspace.run(encodable(command)))
+        return _text(self._shell.run(encodable(command)))
 
     def score(self) -> float:
         if not self._test:
             return 0.0
-        outcome = self._workspace.run(self._test, self._test_files)
+        outcome = self._shell.run(self._test, self._test_files)
         wanted = self._test_output
         is_right = (
             wanted is None or outcome.stdout.decode(errors="replace").strip() == wanted.strip()
@@ -92,7 +87,7 @@ class Bash:
         return float(outcome.is_well and is_right)
 
     def close(self) -> None:
-        self._workspace.close()
+        self._shell.close()
 
 
 def _part_of(top: Path, path: str) -> Path:
@@ -127,8 +122,23 @@ def _check(config: Mapping[str, Any]) -> None:
 def _environment(sandbox: Runner, config: Mapping[str, Json]) -> Callable[..., Bash]:
     if not isinstance(sandbox, Sandbox):
         raise SandboxRefused("spec.sandbox.url: the service has no workspaces; remove url")
-    settings = msgspec.convert(config, Settings)
-    return partial(Bash, isolation_of_workspaces(sandbox), sandbox.limits, settings)
+    settings, limits = msgspec.convert(config, Settings), sandbox.limits
+    isolation = isolation_of_workspaces(sandbox)
+
+    def open_workspace(row: str, folder: str = "") -> Workspace:
+        most_bytes, readable = settings.workspace_mib << 20, settings.readable
+        workspace = Workspace(isolation, limits, row, most_bytes=most_bytes, readable=readable)
+        try:
+            if settings.folder is not None:
+                workspace.add(_part_of(Path(settings.folder), folder))
+            elif folder:
+                raise ValueError(f"folder: got {folder}: the tool has no config.folder")
+        except BaseException:
+            workspace.close()
+            raise
+        return workspace
+
+    return partial(Bash, open_workspace)
 
 
 TOOL: Final = BuiltIn(

@@ -1,0 +1,320 @@
+"""Pods of rows, which tools pods create on a cluster: a container each, entered by `exec`."""
+
+import hashlib
+import http.client
+import logging
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPMethod, HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.agent import ContainersSpec
+from ppojob_api.well_known import LABEL_ROW_OF, row_pod_name
+from ppojob_trainer.containers.shell import FIRST_PROCESS, ContainerLost, Executed, prologue
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.kubernetes_api import ApiAccess, path_of, refusal
+
+_log = logging.getLogger(__name__)
+_API: Final = "/api/v1"
+_AGENT: Final = "ppojob-tools"
+_CONTAINER: Final = "row"
+_ROW: Final = "ppojob.dev/row"
+"""Annotation: the name of the row."""
+_PROTOCOL: Final = Subprotocol("v4.channel.k8s.io")
+_STDIN, _STDOUT, _STDERR, _STATUS = range(4)
+"""Channels of `exec`, the first byte of each message."""
+_ANSWER_SECONDS: Final = 30.0
+_WAITS: Final = (0.25, 0.5, 1.0, 2.0)
+"""Seconds between looks at a pod that starts; the last one is repeated."""
+_ATTEMPTS: Final = 4
+_HOPELESS: Final = frozenset(
+    {"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"}
+)
+"""Reasons of a container that waits, which time does not change."""
+
+
+class _State(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _States(msgspec.Struct):
+    waiting: _State | None = None
+    running: dict[str, str] | None = None
+    terminated: _State | None = None
+
+
+class _ContainerStatus(msgspec.Struct):
+    state: _States = msgspec.field(default_factory=_States)
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+    message: str = ""
+
+
+class _Status(msgspec.Struct):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: list[_Condition] = []
+    containers: list[_ContainerStatus] = msgspec.field(name="containerStatuses", default=[])
+
+
+class _Metadata(msgspec.Struct):
+    uid: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: dict[str, Any] = {}
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+@dataclass(frozen=True)
+class RowPods:
+    """Creates the pods of rows.
+
+    Attributes:
+        owner: name of this tools pod. Pods of rows are placed like it, and deleted with it.
+    """
+
+    access: ApiAccess
+    namespace: str
+    job: str
+    owner: str
+    spec: ContainersSpec
+
+    def check(self) -> None:
+        """Have the API server check a pod without creating it; raises ConfigError."""
+        try:
+            image = self.spec.image or "none"
+            status, answer = self._request(
+                HTTPMethod.POST, body=self._manifest("0" * 16, "", image), dryRun="All"
+            )
+            why = refusal(answer).message if status != HTTPStatus.CREATED else ""
+        except (OSError, http.client.HTTPException) as problem:
+            why = f"{type(problem).__name__}: {problem}"
+        if why:
+            allowed = (
+                "what the cluster admits (spec.agent.containers.user), and a chart that allows it"
+            )
+            raise ConfigError(
+                f"spec.agent.containers: got {shown(self.spec.model_dump(exclude_unset=True))}: "
+                f"the API server refuses the pod of a row: {why}; {allowed}"
+            )
+
+    def open(self, row: str, image: str) -> "RowPod":
+        """Create the pod of a row and wait until it runs; an earlier one is deleted.
+
+        Raises RuntimeError if it does not start.
+        """
+        digest = hashlib.sha256(row.encode()).hexdigest()[:16]
+        until = time.monotonic() + self.spec.start_seconds
+        pod = RowPod(self, row_pod_name(self.job, digest))
+        try:
+            pod.create(self._manifest(digest, row, image), until)
+            pod.wait_until_it_runs(until)
+        except BaseException:
+            pod.close()
+            raise
+        return pod
+
+    def request(
+        self, method: HTTPMethod, *names: str, body: Mapping[str, Any] | None = None, **query: str
+    ) -> tuple[int, bytes]:
+        """Make a request about pods, again if there is no answer or the server is busy.
+
+        Raises RuntimeError without an answer.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            why = ""
+            try:
+                status, answer = self._request(method, *names, body=body, **query)
+                if status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS:
+                    return status, answer
+                why = f"HTTP {status}: {refusal(answer).message}"
+            except (OSError, http.client.HTTPException) as problem:
+                why = f"{type(problem).__name__}: {problem}"
+            _log.warning("%s of the pod %s: %s", method, "/".join(names), why)
+            time.sleep(attempt)
+        raise RuntimeError(f"the API server does not answer: {why}")
+
+    def _request(
+        self, method: HTTPMethod, *names: str, body: Mapping[str, Any] | None = None, **query: str
+    ) -> tuple[int, bytes]:
+        path = path_of(_API, self.namespace, "pods", *names, **query)
+        return self.access.request(method, path, body, agent=_AGENT, seconds=_ANSWER_SECONDS)
+
+    def _manifest(self, digest: str, row: str, image: str) -> dict[str, Any]:
+        spec, own = self.spec, self._own()
+        user = {} if spec.user is None else {"runAsUser": spec.user, "runAsGroup": spec.user}
+        resources = {"cpu": spec.cpu, "memory": spec.memory}
+        container = {
+            "name": _CONTAINER,
+            "image": image,
+            "command": ["sh", *FIRST_PROCESS],
+            "resources": {"requests": resources, "limits": resources},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            },
+        }
+        runtime = spec.runtime_class_name
+        placed = ("nodeSelector", "tolerations", "imagePullSecrets")
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": self.owner, "uid": own.metadata.uid}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": row_pod_name(self.job, digest),
+                "labels": {LABEL_ROW_OF: self.job},
+                "annotations": {_ROW: row},
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "terminationGracePeriodSeconds": 0,
+                "hostname": "row",
+                "securityContext": {
+                    "runAsNonRoot": spec.user != 0,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                    **user,
+                },
+                "containers": [container],
+                **{name: own.spec[name] for name in placed if name in own.spec},
+                **({"runtimeClassName": runtime} if runtime else {}),
+            },
+        }
+
+    def _own(self) -> _Pod:
+        """Read this tools pod."""
+        status, answer = self._request(HTTPMethod.GET, self.owner)
+        if status != HTTPStatus.OK:
+            raise OSError(f"HTTP {status}: {refusal(answer).message}")
+        return msgspec.json.decode(answer, type=_Pod)
+
+
+@dataclass(frozen=True)
+class RowPod:
+    """The pod of a row."""
+
+    pods: RowPods
+    name: str
+
+    def create(self, manifest: Mapping[str, Any], until: float) -> None:
+        """Create the pod; raises RuntimeError if the API server refuses it, or an old one stays."""
+        while True:
+            status, answer = self.pods.request(HTTPMethod.POST, body=manifest)
+            if status == HTTPStatus.CREATED:
+                return
+            if status != HTTPStatus.CONFLICT or time.monotonic() > until:
+                raise RuntimeError(f"the pod {self.name}: {refusal(answer).message}")
+            self.close()  # the row was here before; its files are made again
+            time.sleep(_WAITS[0])
+
+    def wait_until_it_runs(self, until: float) -> None:
+        """Wait for the container; raises RuntimeError if it does not run in time, or ever."""
+        for attempt in range(1 << 30):
+            status = self._status()
+            if status.phase == "Running":
+                return
+            why = _why(status)
+            states = [one.state.waiting for one in status.containers]
+            is_hopeless = any(one is not None and one.reason in _HOPELESS for one in states)
+            if is_hopeless or status.phase in {"Failed", "Succeeded"} or time.monotonic() > until:
+                raise RuntimeError(f"the pod {self.name} does not run: {why or status.phase}")
+            time.sleep(_WAITS[min(attempt, len(_WAITS) - 1)])
+
+    def execute(self, script: bytes, seconds: float, most_bytes: int) -> Executed:
+        """Run a script; see `Container`."""
+        pods, length = self.pods, len(script)
+        query = [
+            ("container", _CONTAINER),
+            *(("command", one) for one in prologue(length)),
+            *((stream, "true") for stream in ("stdin", "stdout", "stderr")),
+        ]
+        path = path_of(_API, pods.namespace, "pods", self.name, "exec")
+        host = f"[{pods.access.host}]" if ":" in pods.access.host else pods.access.host
+        url = f"wss://{host}:{pods.access.port}{path}?{urllib.parse.urlencode(query)}"
+        until = time.monotonic() + seconds
+        taken = {channel: bytearray() for channel in (_STDOUT, _STDERR, _STATUS)}
+        stopped = ""
+        try:
+            with connect(
+                url,
+                ssl=pods.access.trusted(),
+                additional_headers=pods.access.authorization(),
+                user_agent_header=_AGENT,
+                subprotocols=[_PROTOCOL],
+                open_timeout=_ANSWER_SECONDS,
+                close_timeout=1,
+                proxy=None,
+                compression=None,
+                max_size=None,
+            ) as channel:
+                channel.send(bytes((_STDIN,)) + script)
+                while not stopped:
+                    try:
+                        message = channel.recv(max(0.0, until - time.monotonic()))
+                    except TimeoutError:
+                        stopped = "time"
+                    except ConnectionClosed:
+                        break
+                    else:
+                        if isinstance(message, bytes) and message[:1]:
+                            taken.setdefault(message[0], bytearray()).extend(message[1:])
+                        if sum(map(len, taken.values())) > most_bytes:
+                            stopped = "output"
+        except InvalidStatus as refused:
+            why = refusal(bytes(refused.response.body or b"")).message
+            raise ContainerLost(self._why_lost(why)) from None
+        except (OSError, WebSocketException) as problem:
+            raise ContainerLost(self._why_lost(f"{type(problem).__name__}: {problem}")) from None
+        if not stopped and not _has_exit_status(taken[_STATUS]):
+            raise ContainerLost(self._why_lost(taken[_STATUS].decode(errors="replace")))
+        return Executed(bytes(taken[_STDOUT]), bytes(taken[_STDERR]), stopped)
+
+    def close(self) -> None:
+        """Delete the pod. Idempotent."""
+        status, answer = self.pods.request(HTTPMethod.DELETE, self.name, gracePeriodSeconds="0")
+        if status not in {HTTPStatus.OK, HTTPStatus.ACCEPTED, HTTPStatus.NOT_FOUND}:
+            raise RuntimeError(f"the pod {self.name}: {refusal(answer).message}")
+
+    def _status(self) -> _Status:
+        status, answer = self.pods.request(HTTPMethod.GET, self.name)
+        if status != HTTPStatus.OK:
+            raise RuntimeError(f"the pod {self.name}: {refusal(answer).message}")
+        return msgspec.json.decode(answer, type=_Pod).status
+
+    def _why_lost(self, why: str) -> str:
+        try:
+            status = self._status()
+        except RuntimeError as gone:
+            return str(gone)
+        return (status.phase != "Running" and _why(status)) or why
+
+
+def _has_exit_status(ended: bytearray) -> bool:
+    """Return whether `exec` says that the program has ended, not the connection or the pod."""
+    return b'"Success"' in ended or b'"NonZeroExitCode"' in ended
+
+
+def _why(status: _Status) -> str:
+    """Return why a pod does not run, by what Kubernetes says of it."""
+    states = [one.state.terminated or one.state.waiting for one in status.containers]
+    told = [f"{one.reason}: {one.message}".strip(": ") for one in states if one is not None]
+    told += [f"{status.reason}: {status.message}".strip(": ")]
+    told += [one.message for one in status.conditions if one.status == "False"]
+    return next(filter(None, told), "")

@@ -1,0 +1,116 @@
+"""Shell in a container: commands one at a time, of which only their files stay.
+
+A command comes with the files that are written before it, as one script for `sh`, through standard
+input: an argument could be too long. Behind it all processes of the container but the first are
+killed. A mark that only the script knows, behind its errors, tells that it came to its end.
+"""
+
+import secrets
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final, Protocol
+
+from ppojob_trainer.sandbox.process import Outcome
+
+FIRST_PROCESS: Final = ("-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done")
+"""Arguments of `sh` as the first process of a container: it reaps orphans."""
+
+_OUTPUT_BYTES: Final = 1 << 20
+_KILL: Final = "kill -9 -1"  # all processes of the container but the first and this one
+_KILL_SECONDS: Final = 30.0
+_KILLED_STATUS: Final = 137
+
+
+class ContainerLost(Exception):  # noqa: N818  it says what happened
+    """The container has ended, with all files in it; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What a script has written, and the limit that it exceeded: `time`, `output` or none."""
+
+    stdout: bytes
+    stderr: bytes
+    stopped: str = ""
+
+
+class Container(Protocol):
+    """A running container."""
+
+    def execute(self, script: bytes, seconds: float, most_bytes: int) -> Executed:
+        """Run a script with `sh`. One that exceeds a limit is left alone.
+
+        Raises ContainerLost if the container does not run, as far as is known by then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Delete the container. Idempotent."""
+        ...
+
+
+class ContainerShell:
+    """Runs the commands of a row in a container.
+
+    Args:
+        folder: where commands start; empty: the working folder of the image.
+        seconds: time limit of a command.
+    """
+
+    def __init__(self, container: Container, folder: str, seconds: float) -> None:
+        self._container = container
+        self._folder = folder
+        self._seconds = seconds
+
+    def run(self, command: str, files: Mapping[str, str] | None = None) -> Outcome:
+        """Run a command of bash, or of sh without it, after files are written, by their paths.
+
+        Standard output has both streams. Raises ContainerLost, and ValueError for a NUL.
+        """
+        mark = secrets.token_hex(16)
+        script = _script(command, self._folder, files or {}, mark)
+        done = self._container.execute(script, self._seconds, _OUTPUT_BYTES)
+        errors, mark_found, number = done.stderr.partition(mark.encode())
+        output, status = (done.stdout + errors)[:_OUTPUT_BYTES], _KILLED_STATUS
+        if mark_found and not done.stopped:
+            status = int(number)
+        else:  # a limit, or the command has killed its shell, or the container is gone
+            self._kill_all()
+        return Outcome(output, b"", b"", status, done.stopped)
+
+    def close(self) -> None:
+        """Delete the container. Idempotent."""
+        self._container.close()
+
+    def _kill_all(self) -> None:
+        mark = secrets.token_hex(16)
+        script = f"{_KILL}; printf {mark}".encode()
+        if mark.encode() not in self._container.execute(script, _KILL_SECONDS, 1024).stdout:
+            raise ContainerLost("it does not end its processes")
+
+
+def prologue(length: int) -> tuple[str, ...]:
+    """Return the command that runs a script of this many bytes from its standard input.
+
+    It reads no more, since not all connections have an end of input.
+    """
+    return "sh", "-c", f'eval "$(head -c {length})"'
+
+
+def _script(command: str, folder: str, files: Mapping[str, str], mark: str) -> bytes:
+    steps = [f"cd -- {shlex.quote(folder)}"] if folder else []
+    for path, text in files.items():
+        above = str(PurePosixPath(path).parent)
+        steps += [
+            f"mkdir -p -- {shlex.quote(above)}",
+            f"printf %s {shlex.quote(text)} > {shlex.quote(path)}",
+        ]
+    shell = '"$(command -v bash || command -v sh)"'
+    steps.append(f"{shell} -c {shlex.quote(command)} < /dev/null 2>&1")
+    lines = (" &&\n".join(steps), "s=$?", f"{_KILL} 2> /dev/null", f'printf "{mark}%s" "$s" >&2')
+    script = "\n".join(lines)
+    if "\0" in script:
+        raise ValueError("got a NUL: a script of sh has none")
+    return script.encode()
