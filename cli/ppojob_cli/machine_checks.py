@@ -11,6 +11,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
 from ppojob_api.topology import Device, RoleTopology
 from ppojob_cli import gpus
+from ppojob_trainer.containers.local import ENV_COMMAND, command_problem
 from ppojob_trainer.models.memory import (
     GIB,
     count_parameters,
@@ -54,6 +55,7 @@ def machine_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _check_libraries(config)
     yield from check_vllm(config, vllm_builds())
     yield from check_trackers(config, missing_modules())
+    yield from _check_containers(config)
 
 
 def _check_libraries(config: RunConfig) -> Iterator[Problem]:
@@ -98,6 +100,14 @@ def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Pr
             why = f"the package {missing[logger]} is not installed here"
             allowed = f"{package} in a clone of PPOJob, or a job without this logger"
             yield Problem(where, shown(logger), why, allowed, ReasonCode.REQUIRED)
+
+
+def _check_containers(config: RunConfig) -> Iterator[Problem]:
+    """Yield why no container of a row can be started."""
+    agent = config.spec.agent
+    if agent is not None and agent.containers is not None and (why := command_problem()):
+        got, allowed = ABSENT, f"one of them, a program that {ENV_COMMAND} names, or a cluster"
+        yield Problem("docker or podman", got, why, allowed, ReasonCode.REQUIRED)
 
 
 def check_gpus(config: RunConfig) -> Iterator[Problem]:

@@ -4,14 +4,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from tool_calls import turn_of
+from bash_rows import Row
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.tools.pool import ToolPool
 
 pytestmark = pytest.mark.processes
@@ -19,24 +17,6 @@ pytestmark = pytest.mark.processes
 
 def agent(**config: Any) -> AgentSpec:
     return AgentSpec.model_validate({"tools": [{"name": "bash", "config": config}]})
-
-
-class Row:
-    def __init__(self, pool: ToolPool, row: int, **created: Any) -> None:
-        self.pool, self.row = pool, row
-        self.created = msgspec.json.encode({"bash": created})
-        self.before: list[ToolCall] = []
-
-    def run(self, command: str) -> str:
-        call = ToolCall("bash", msgspec.json.encode({"command": command}).decode(), self.created)
-        (answer,) = self.pool.start(turn_of(self.row, [call], before=self.before)).result().answers
-        self.before.append(call)
-        return answer.text
-
-    def end(self) -> ToolAnswer:
-        ended = turn_of(self.row, [], before=self.before, created=self.created)
-        (answer,) = self.pool.start(ended).result().answers
-        return answer
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,7 @@ def row_agents(agent: AgentSpec | None) -> RowAgents | None:
             one.name: USERS[one.name].problem if one.source is None else lambda _arguments: None
             for one in agent.interactions
         },
+        names_images=agent.containers is not None and agent.containers.image is None,
     )
 
 

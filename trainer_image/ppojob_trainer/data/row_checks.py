@@ -13,6 +13,7 @@ import msgspec
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.data import DataSpec
+from ppojob_api.well_known import BASH_TOOL
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
 from ppojob_trainer.data.media import pictures
@@ -25,6 +26,7 @@ UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
+_IMAGE = f"{EXTRA_COLUMN}.{_KWARGS}.{BASH_TOOL}.create_kwargs.image"
 
 
 class RewardChecks(Protocol):
@@ -49,12 +51,14 @@ class RowAgent:
 class RowAgents:
     """The agents of a job by the name in rows, and checks of its user simulators by name.
 
-    `default` is the agent of rows without a name.
+    `default` is the agent of rows without a name. With `names_images` rows name the image of their
+    container.
     """
 
     agents: Mapping[str, RowAgent]
     default: str
     users: Mapping[str, UserProblem]
+    names_images: bool = False
 
     def name(self, row: PromptRow) -> str:
         return row.agent or self.default
@@ -74,6 +78,11 @@ class RowAgents:
                 "the job has no agent of this name",
                 f"one of {', '.join(sorted(self.agents))}, or a name in spec.agent.agents",
             )
+        if self.names_images and BASH_TOOL in map(tool_name, agent.tools):
+            created = created_tools(row.extra_info).get(BASH_TOOL, b"{}")
+            if not msgspec.json.decode(created).get("image"):
+                why, allowed = "spec.agent.containers names no image", "the image of its container"
+                return DataProblem(_IMAGE, ABSENT, why, allowed)
         return self._user_problem(row) if agent.has_users else None
 
     def _user_problem(self, row: PromptRow) -> DataProblem | None:

@@ -65,7 +65,7 @@ class Bash:
             if files or setup:
                 made = self._shell.run(setup or ":", files)
                 if not made.is_well:
-                    raise RuntimeError(f"setup of the row: {_text(made)[-500:]}")
+                    raise RuntimeError(f"setup of the workspace: {_text(made)[-500:]}")
         except BaseException:
             self.close()
             raise

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Stand-in for docker: containers are PID namespaces on the files of this machine.
+
+It does what PPOJob asks of docker and podman: ps, run, exec and rm. `CONTAINERS` is a folder with a
+file for each container, which has the process id of its first process.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main(command: str, *given: str) -> None:
+    folder = Path(os.environ["CONTAINERS"])
+    if command == "ps":
+        print("\n".join(one.name for one in folder.iterdir()))
+    elif command == "run":
+        if "no-such-image" in given:
+            sys.exit("Unable to find image 'no-such-image' locally")
+        start(folder / given[given.index("--name") + 1], given[given.index("--entrypoint") + 3 :])
+    elif command == "exec":
+        _, name, *program = given
+        pid = (folder / name).read_text()
+        entered = ("-t", pid, "-U", "--preserve-credentials", "-p", "-m")
+        os.execvp("nsenter", ("nsenter", *entered, *program))
+    elif command == "rm" and (file := folder / given[-1]).exists():
+        end(file)
+
+
+def start(file: Path, first: tuple[str, ...]) -> None:
+    namespaces = ("unshare", "--map-root-user", "--pid", "--mount-proc", "--fork", "sh", *first)
+    null = subprocess.DEVNULL
+    parent = subprocess.Popen(
+        namespaces, stdin=null, stdout=null, stderr=null, start_new_session=True
+    )
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    while not (child := children.read_text().strip()):
+        time.sleep(0.01)
+    file.write_text(child)
+
+
+def end(file: Path) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(file.read_text()), signal.SIGKILL)
+    file.unlink()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

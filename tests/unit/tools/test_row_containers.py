@@ -1,0 +1,136 @@
+"""The tool `bash` in a container of its own for each row (`agent.containers`)."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import container_engine
+import pytest
+from bash_rows import Row
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_api.v1alpha1.rollout import SandboxSpec
+from ppojob_trainer.containers.local import ENV_COMMAND, LocalContainers, command_problem
+from ppojob_trainer.tools.pool import ToolPool
+
+pytestmark = pytest.mark.processes
+
+ENVIRONMENT = """
+class Basket:
+    def add(self):
+        return "added"
+
+    def score(self):
+        return 0.25
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the containers of the stand-in."""
+    folder = tmp_path_factory.mktemp("containers")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(ENV_COMMAND, f"{sys.executable} {container_engine.__file__}")
+        patched.setenv("CONTAINERS", str(folder))
+        yield folder
+
+
+def agent(file: Path) -> AgentSpec:
+    file.write_text(ENVIRONMENT)
+    source = {"path": str(file), "function": "Basket.add"}
+    add = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    return AgentSpec.model_validate(
+        {
+            "tools": [{**add, "source": source}, {"name": "bash"}],
+            "containers": {"image": "python:3.12", "cpu": "500m", "memory": "256Mi"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def pool(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolPool]:
+    spec = agent(tmp_path_factory.mktemp("code") / "basket.py")
+    assert spec.containers is not None
+    start = LocalContainers(spec.containers).open
+    sandbox = SandboxSpec(time_limit_seconds=1.0)
+    with ToolPool(spec, sandbox=sandbox, open_container=start) as pool:
+        yield pool
+    assert list(engine.iterdir()) == []
+
+
+def test_a_row_is_tested_in_its_container(pool: ToolPool, tmp_path: Path) -> None:
+    text = 'it\'s "fine" $HOME\n'
+    files = {f"{tmp_path}/notes/task.md": text}
+    row = Row(pool, 0, folder="/usr", files=files, setup=f"echo ready > {tmp_path}/state",
+              test=f"cat {tmp_path}/notes/task.md", test_output=text)  # fmt: skip
+    assert row.run(f"pwd; cat {tmp_path}/state; cat nothing") == (
+        "/usr\nready\ncat: nothing: No such file or directory\n[exit status 1]"
+    )
+    assert (row.end().reward, row.end().failure) == (1.25, "")  # with that of the basket
+
+
+def test_no_process_outlives_its_command(pool: ToolPool) -> None:
+    row = Row(pool, 1)
+    assert row.run("setsid sleep 97 & echo $BASH_VERSION | cut -d. -f1") in {"4", "5"}
+    assert "sleep 97" not in row.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert row.run("kill -9 -1").endswith("[exit status 137]")
+    assert row.run("echo there") == "there"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("sleep 97", "Error: it took too long."),
+        ("cat /dev/zero | tr '\\0' x", "Error: it wrote too much."),
+    ],
+)
+def test_a_limit_ends_the_processes(pool: ToolPool, command: str, told: str) -> None:
+    row = Row(pool, 2)
+    assert row.run(command).endswith(told)
+    assert row.run("ls -d /proc/[0-9]* | wc -l") < "9"
+
+
+def test_a_lost_container_is_made_again(pool: ToolPool, engine: Path, tmp_path: Path) -> None:
+    row = Row(pool, 3, setup=f"rm -f {tmp_path}/state")
+    before = {one.name for one in engine.iterdir()}
+    row.run(f"echo one >> {tmp_path}/state")
+    (name,) = {one.name for one in engine.iterdir()} - before
+    container_engine.end(engine / name)
+    assert row.run(f"echo two >> {tmp_path}/state; cat {tmp_path}/state") == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("created", "told"),
+    [
+        ({"image": "no-such-image"}, "image no-such-image: the container did not start: Unable"),
+        ({"image": ""}, "ValueError: image: got none"),
+        ({"setup": "exit 3"}, "RuntimeError: setup of the workspace: [exit status 3]"),
+        ({"folder": "/not/there"}, "cd"),
+    ],
+)
+def test_what_cannot_start_is_an_answer(pool: ToolPool, created: dict[str, Any], told: str) -> None:
+    row = Row(pool, 4, **created)
+    assert told in row.run("ls")
+
+
+def test_containers_of_an_ended_process_are_deleted(engine: Path, tmp_path: Path) -> None:
+    names = [f"ppojob-{owner}-0123456789abcdef" for owner in (999_999_999, os.getpid())]
+    for name in names:
+        given = ("run", "--name", name, "--entrypoint", "sh", "image", "-c", "sleep 97")
+        subprocess.run((sys.executable, container_engine.__file__, *given), check=True)
+    spec = agent(tmp_path / "basket.py").containers
+    assert spec is not None
+    LocalContainers(spec)
+    assert [(engine / name).exists() for name in names] == [False, True]
+    container_engine.end(engine / names[1])
+
+
+def test_a_machine_without_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_COMMAND, "")
+    monkeypatch.setenv("PATH", "/nothing")
+    assert command_problem() == "neither docker nor podman is installed"
+    monkeypatch.setenv(ENV_COMMAND, f"{sys.executable} -c 'import sys; sys.exit(\"no daemon\")'")
+    assert command_problem() == "no daemon"
