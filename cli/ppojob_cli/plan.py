@@ -16,7 +16,7 @@ from ppojob_cli.input_error import input_errors
 from ppojob_cli.job_file import load_job
 from ppojob_cli.options import set_option
 from ppojob_operator.build.gang import GANGS
-from ppojob_operator.build.objects import base_objects, key_templates, role_binding, stateful_sets
+from ppojob_operator.build.objects import base_objects, key_templates, role_bindings, stateful_sets
 from ppojob_operator.plan import cluster_problems
 from ppojob_operator.reading import read_job
 from ppojob_operator.reconcile_context import pod_config
@@ -267,7 +267,8 @@ def _type_lines(config: RunConfig) -> Iterator[str]:
 def cluster_lines(config: RunConfig) -> Iterator[str]:
     """The pods with what they ask for, and every object by its name; or why there are none."""
     manifest = config.job()
-    problems = cluster_problems(manifest)
+    defaults = Settings()
+    problems = cluster_problems(manifest, defaults)
     if problems:
         yield "no objects: an operator refuses this file"
         yield from map(str, problems)
@@ -276,11 +277,12 @@ def cluster_lines(config: RunConfig) -> Iterator[str]:
     stored["metadata"] |= {"resourceVersion": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
     job = read_job(stored)
     written, roles = pod_config(job, manifest), config.topology.with_own_pods
-    sets = stateful_sets(job, written, roles, Settings(), {})
+    sets = stateful_sets(job, written, roles, defaults, {})
     for role, rendered in zip(roles, sets, strict=True):
         yield _pods_line(role.role, rendered)
     keys = key_templates(job, written).values()
-    objects = [*base_objects(job, written), role_binding(job), *keys, *sets]
+    bindings = role_bindings(job, written, defaults)
+    objects = [*base_objects(job, written), *bindings, *keys, *sets]
     names: dict[str, list[str]] = {}
     for one in objects:
         names.setdefault(one["kind"], []).append(one["metadata"]["name"])

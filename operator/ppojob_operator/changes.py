@@ -19,7 +19,7 @@ from ppojob_operator.build.objects import (
     base_objects,
     key_templates,
     pod_sets,
-    role_binding,
+    role_bindings,
     stateful_sets,
 )
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
@@ -74,7 +74,11 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     ]
     if here.should_run and not (around or sets):
         rest += _outdated_controller(here)
-    bound = _object_actions(here, role_binding(here.job))
+    bound = [
+        action
+        for desired in role_bindings(here.job, config, defaults)
+        for action in _object_actions(here, desired)
+    ]
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *queue))
 
 

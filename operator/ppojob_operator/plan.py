@@ -6,7 +6,7 @@ idempotent, and a partly executed plan is planned again.
 
 from dataclasses import replace
 
-from ppojob_api.problem import Problem, ReasonCode
+from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.well_known import KIND
 from ppojob_operator.changes import changes, written_objects
@@ -33,7 +33,7 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     expiry = expiry_in(job, observed, now)
     if expiry is not None and expiry <= 0:
         return Plan(waves=((Delete(KIND, job.name, job.uid),),))
-    problems = job.problems or (cluster_problems(job.manifest) if job.manifest else ())
+    problems = job.problems or (cluster_problems(job.manifest, settings) if job.manifest else ())
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:
         return _refusal(job, accepted, now, expiry)
@@ -75,20 +75,26 @@ def _requeue_after(
     return min(times, default=None)
 
 
-def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
+def cluster_problems(job: PPOJob, settings: Settings) -> tuple[Problem, ...]:
     """Check what a job needs only on a cluster."""
-    if job.spec.checkpoint.volume is not None:
-        return ()
-    return (
-        Problem(
-            "spec.checkpoint.volume",
-            "nothing",
-            "the pods share the run folder on a volume",
+    found = []
+    if job.spec.checkpoint.volume is None:
+        where, why = "spec.checkpoint.volume", "the pods share the run folder on a volume"
+        allowed = (
             "{size: 100Gi} for a claim that the operator creates, or {claimName: NAME} of one that "
-            "all pods can mount",
-            ReasonCode.REQUIRED,
-        ),
-    )
+            "all pods can mount"
+        )
+        found.append(Problem(where, ABSENT, why, allowed, ReasonCode.REQUIRED))
+    containers = job.spec.agent.containers if job.spec.agent is not None else None
+    if containers is not None and not settings.row_containers_role:
+        where, got = "spec.agent.containers", shown(containers.model_dump(exclude_unset=True))
+        why = "this operator may not give tools pods the right to create pods"
+        allowed = (
+            "remove it, or have the chart's values rowContainers.enabled and "
+            "admissionPolicy.enabled set"
+        )
+        found.append(Problem(where, got, why, allowed, ReasonCode.FORBIDDEN))
+    return tuple(found)
 
 
 def _refusal(job: Job, accepted: ObservedCondition, now: Time, expiry: float | None) -> Plan:

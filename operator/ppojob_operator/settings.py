@@ -32,6 +32,8 @@ class Settings:
     # Namespaces to serve, separated by commas; empty: all.
     watch_namespaces: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     gpu_resource: str = "nvidia.com/gpu"  # resource name of GPUs if the job names none
+    # ClusterRole of tools pods with agent.containers; empty: no job may have these.
+    row_containers_role: str = "ppojob-row-containers"
     openshift: bool = False  # whether pods name no user, because the cluster assigns one to each
     # Enabled gang schedulers, separated by commas: kueue, volcano, coscheduling, workload; objects
     # of others are neither read nor written.

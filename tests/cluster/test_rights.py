@@ -17,6 +17,7 @@ MADE = "statefulsets,configmaps,services,serviceaccounts,roles,rolebindings,netw
 MADE += ",poddisruptionbudgets"
 RARE: frozenset[Right] = frozenset(
     {
+        ("clusterroles", "bind"),  # no request, but what a RoleBinding to a job's tools pods needs
         ("pods", "delete"),  # an edited job's controller, a pod in back-off or of a dead node
         ("ppojobs", "delete"),  # lifecycle.ttlSecondsAfterFinished is over
         ("services", "delete"),  # a job that was edited has no pods of a role any more

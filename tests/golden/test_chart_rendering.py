@@ -58,6 +58,11 @@ def test_the_rendering_is_the_golden_one(name):
     assert rendered == golden.read_text()
 
 
+@pytest.mark.parametrize("needed", ["rowContainers", "admissionPolicy"])
+def test_no_pod_may_create_pods_without_the_policy_or_if_it_is_switched_off(needed):
+    assert "row-containers" not in template(*BARE, f"--set={needed}.enabled=false")
+
+
 def test_lint_finds_nothing():
     done = helm("lint", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,6 +12,16 @@
 {{ printf "%s-%s" .Release.Namespace (include "ppojob.fullname" .) | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
+{{/*
+The ClusterRole of tools pods that create the pods of rows. Empty: no job may have them, as without the
+policy, since whoever may create any pod can read every Secret of the namespace.
+*/}}
+{{- define "ppojob.rowContainersRole" -}}
+{{- if and .Values.rowContainers.enabled .Values.admissionPolicy.enabled -}}
+{{ include "ppojob.clusterName" . }}-row-containers
+{{- end -}}
+{{- end -}}
+
 {{- define "ppojob.serviceAccount" -}}
 {{ .Values.serviceAccount.name | default (include "ppojob.fullname" .) }}
 {{- end -}}

@@ -53,6 +53,13 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: *made  # the controller may patch only the status of its own job
+{{- with include "ppojob.rowContainersRole" . }}
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  resourceNames: [{{ . }}]
+  verbs:
+    - bind     # to tools pods with agent.containers; the operator itself may enter no pod
+{{- end }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: *made  # only pods of the job may connect to its ports

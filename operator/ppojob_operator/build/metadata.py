@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import Any, Final
 
+from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.well_known import (
     API_VERSION,
     KIND,
@@ -11,6 +12,7 @@ from ppojob_api.well_known import (
     LABEL_ROLE,
     ROLE_SLUGS,
     RoleName,
+    row_account_name,
     workload_name,
 )
 from ppojob_operator.kinds import kind_of_child
@@ -95,6 +97,17 @@ def layout_of(metadata: Manifest) -> str:
 def controller_name(job: Job) -> str:
     """Name of the controller's ServiceAccount, Role and RoleBinding."""
     return workload_name(job.name, "controller")
+
+
+def has_account(role: RoleName, agent: AgentSpec | None) -> bool:
+    """Whether the pods of a role have the token of a ServiceAccount."""
+    makes_pods = role == "tools" and agent is not None and agent.containers is not None
+    return role == "controller" or makes_pods
+
+
+def account_name(job: Job, role: RoleName) -> str:
+    """Name of the ServiceAccount of such a role."""
+    return row_account_name(job.name) if role == "tools" else controller_name(job)
 
 
 def digest(manifest: Manifest) -> str:

@@ -22,9 +22,11 @@ from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
     ANNOTATION_LAYOUT,
     ANNOTATION_TEMPLATE,
+    account_name,
     claim_name,
     controller_name,
     digest,
+    has_account,
     manifest,
     selector,
 )
@@ -57,7 +59,7 @@ def base_objects(
     return [
         *([_claim(job, volume)] if volume is not None and volume.size is not None else []),
         _config_map(job, config),
-        _service_account(job),
+        *(_service_account(job, role, name) for role, name in _accounts(job, config).items()),
         _role(job),
         *protection.network_policies(job, roles, config.run.spec.agent),
         protection.disruption_budget(job, is_partly_placed=is_partly_placed),
@@ -149,17 +151,23 @@ def _claim(job: Job, volume: VolumeSpec) -> dict[str, Any]:
     return rendered
 
 
-def _service_account(job: Job) -> dict[str, Any]:
-    """The ServiceAccount of the controller; only its pod spec mounts the token."""
-    name = controller_name(job)
-    return manifest("ServiceAccount", job, name, "controller", automountServiceAccountToken=False)
+def _accounts(job: Job, config: PodConfig) -> dict[RoleName, str]:
+    """The ServiceAccounts of the job, by the role whose pods have their tokens."""
+    roles = (role.role for role in config.run.topology.with_own_pods)
+    return {
+        role: account_name(job, role) for role in roles if has_account(role, config.run.spec.agent)
+    }
+
+
+def _service_account(job: Job, role: RoleName, name: str) -> dict[str, Any]:
+    """The ServiceAccount of a role; only the spec of its pods mounts the token."""
+    return manifest("ServiceAccount", job, name, role, automountServiceAccountToken=False)
 
 
 def _role(job: Job) -> dict[str, Any]:
     """The permission of the controller: to patch the status of its job.
 
-    A ValidatingAdmissionPolicy of the chart limits it to `status.training`. No other pod of a job
-    has a token.
+    A ValidatingAdmissionPolicy of the chart limits it to `status.training`.
     """
     rule = {
         "apiGroups": [GROUP],
@@ -170,15 +178,22 @@ def _role(job: Job) -> dict[str, Any]:
     return manifest("Role", job, controller_name(job), "controller", rules=[rule])
 
 
-def role_binding(job: Job) -> dict[str, Any]:
-    """The RoleBinding of the controller.
+def role_bindings(job: Job, config: PodConfig, defaults: Settings) -> list[dict[str, Any]]:
+    """The RoleBindings of the job's ServiceAccounts.
 
-    The API server accepts it only once its authorizer knows the Role.
+    The API server accepts the controller's only once its authorizer knows the Role. Tools pods get
+    a ClusterRole of the chart, to create the pods of rows and to run commands in them. The operator
+    has no such right, so it could not grant it by a Role.
     """
-    name = controller_name(job)
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": job.namespace}
-    return manifest("RoleBinding", job, name, "controller", roleRef=role, subjects=[subject])
+    bindings = []
+    for role, name in _accounts(job, config).items():
+        granted = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+        if role == "tools":
+            granted |= {"kind": "ClusterRole", "name": defaults.row_containers_role}
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": job.namespace}
+        content = {"roleRef": granted, "subjects": [subject]}
+        bindings.append(manifest("RoleBinding", job, name, role, **content))
+    return bindings
 
 
 def _service(job: Job, role: RoleName) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from ppojob_api.v1alpha1.pod_settings import (
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.metadata import (
     ANNOTATION_LAYOUT,
+    account_name,
     claim_name,
-    controller_name,
+    has_account,
     labels,
     selector,
 )
@@ -81,14 +82,14 @@ def pod_template(
 ) -> dict[str, Any]:
     """Build a role's pod template; `defaults` apply where the job sets nothing."""
     settings = settings_of(config.settings, role.role)
-    is_controller = role.role == "controller"
+    has_token = has_account(role.role, config.run.spec.agent)
     volumes, mounts = _volumes(job, config, role, settings)
     grace = _RANK_GRACE_SECONDS
-    if is_controller:
+    if role.role == "controller":
         # It finishes its step and writes a checkpoint.
         grace = int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
     spec: dict[str, Any] = {
-        "automountServiceAccountToken": is_controller,
+        "automountServiceAccountToken": has_token,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace,
         "securityContext": {
@@ -100,8 +101,8 @@ def pod_template(
         "containers": [{**_container(config, role, settings, defaults), "volumeMounts": mounts}],
         "volumes": volumes,
     }
-    if is_controller:
-        spec["serviceAccountName"] = controller_name(job)
+    if has_token:
+        spec["serviceAccountName"] = account_name(job, role.role)
     spec |= _placement(job, role.role, settings, defaults)
     metadata = {
         "labels": labels(job, role.role),
@@ -195,7 +196,7 @@ def _environment(config: PodConfig, role: RoleName, settings: PodSettings) -> li
     if "HOME" not in own:
         # A writable folder for libraries.
         values["HOME"] = _text(_MOUNTS["scratch"])
-    if role == "controller":
+    if has_account(role, config.run.spec.agent):
         values[contract.ENV_SERVICE_ACCOUNT] = _text(_SERVICE_ACCOUNT)
     if own and role in contract.VARIABLES_OF_CODE:
         # The variables that reward functions or tools may read; never the operator's own.

@@ -5,8 +5,15 @@ from typing import Any, Final
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.agent import AgentSpec, EgressSpec
-from ppojob_api.well_known import LABEL_ROLE, ROLE_SLUGS, RoleName, workload_name
-from ppojob_operator.build.metadata import manifest, selector
+from ppojob_api.well_known import (
+    LABEL_ROLE,
+    LABEL_ROW_OF,
+    ROLE_SLUGS,
+    RoleName,
+    row_account_name,
+    workload_name,
+)
+from ppojob_operator.build.metadata import has_account, manifest, selector
 from ppojob_operator.state import Job
 
 ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever", "judge")
@@ -15,6 +22,8 @@ ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever", "judge")
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
 _DNS = [{"port": port, "protocol": name} for port in (53, 5353) for name in ("UDP", "TCP")]
 """Ports of DNS pods; on OpenShift they listen on 5353."""
+_API_SERVER_PORTS = (443, 6443)
+"""Ports of its Service and of its endpoints. It is no pod, so a NetworkPolicy cannot select it."""
 
 
 def network_policies(
@@ -23,11 +32,13 @@ def network_policies(
     """Return the policies of a job: ingress to its pods, and egress of roles that only serve."""
     answering = [role for role in ANSWERING_ROLES if role in roles]
     named = {"tools": agent.egress if agent is not None else ()}
+    callers = [role for role in answering if has_account(role, agent)]
     fenced: list[RoleName] = ["judge"] if "judge" in roles else []
     return [
         _ingress(job, answering, fenced),
         *(_ingress_of_judge(job) for _ in fenced),
-        *(_egress(job, role, named.get(role, ())) for role in answering),
+        *(_egress(job, role, named.get(role, ()), role in callers) for role in answering),
+        *(_nothing_of_rows(job) for _ in callers),
     ]
 
 
@@ -79,14 +90,28 @@ def _tcp(*ports: int) -> list[dict[str, Any]]:
     return [{"port": port, "protocol": "TCP"} for port in ports]
 
 
-def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str, Any]:
+def _egress(
+    job: Job, role: RoleName, egress: Sequence[EgressSpec], asks_api_server: bool
+) -> dict[str, Any]:
     """Build the egress policy: the addresses in `agent.egress`, and DNS if there are any."""
+    allowed = [*([{"ports": _DNS}] if egress else []), *map(_allowed, egress)]
+    if asks_api_server:
+        allowed.append({"ports": _tcp(*_API_SERVER_PORTS)})
     spec = {
         "podSelector": {"matchLabels": selector(job, role)},
         "policyTypes": ["Egress"],
-        "egress": [*([{"ports": _DNS}] if egress else []), *map(_allowed, egress)],
+        "egress": allowed,
     }
     return manifest("NetworkPolicy", job, workload_name(job.name, role), role, spec=spec)
+
+
+def _nothing_of_rows(job: Job) -> dict[str, Any]:
+    """Build the policy of the pods of rows: no ingress and no egress."""
+    spec = {
+        "podSelector": {"matchLabels": {LABEL_ROW_OF: job.name}},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+    return manifest("NetworkPolicy", job, row_account_name(job.name), "tools", spec=spec)
 
 
 def _allowed(rule: EgressSpec) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from operator_plans import (
     look,
     made,
     pod,
+    status_after,
     status_of,
     told,
 )
@@ -75,9 +76,22 @@ def test_what_a_server_keeps_in_metadata_is_no_mistake() -> None:
 
 def test_a_job_without_a_volume_is_refused() -> None:
     job = make_job(checkpoint={})
-    (problem,) = cluster_problems(job.manifest)
+    (problem,) = cluster_problems(job.manifest, SETTINGS)
     assert (problem.reason_code, problem.where) == (ReasonCode.REQUIRED, "spec.checkpoint.volume")
     assert status_of(job).message == str(problem)
+
+
+def test_containers_of_rows_are_refused_where_the_operator_may_not_grant_them() -> None:
+    agent = {"tools": [{"name": "bash"}], "containers": {"image": "a"}}
+    job, settings = make_job(agent=agent), dataclasses.replace(SETTINGS, row_containers_role="")
+    assert cluster_problems(job.manifest, SETTINGS) == ()
+    status = status_after(plan(job, state.Observed(), settings, NOW))
+    assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
+    assert status.message == (
+        'spec.agent.containers: got {"image": "a"}: this operator may not give tools pods the right'
+        " to create pods; remove it, or have the chart's values rowContainers.enabled and"
+        " admissionPolicy.enabled set"
+    )
 
 
 def test_an_edit_that_is_wrong_does_not_fail_a_suspended_job() -> None:

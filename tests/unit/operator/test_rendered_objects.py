@@ -8,7 +8,7 @@ import pytest
 from operator_jobs import CONFIG_DIGEST, UID, config_digest, make_job
 
 from ppojob_api.manifest import to_yaml
-from ppojob_operator.build.objects import base_objects, key_templates, role_binding, stateful_sets
+from ppojob_operator.build.objects import base_objects, key_templates, role_bindings, stateful_sets
 from ppojob_operator.build.pod_template import pod_template
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
@@ -24,7 +24,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     keys = [dict(one) for one in key_templates(job, config).values()]
     roles = config.run.topology.with_own_pods
     sets = stateful_sets(job, config, roles, DEFAULTS, {})
-    return [*base_objects(job, config), role_binding(job), *keys, *sets]
+    return [*base_objects(job, config), *role_bindings(job, config, DEFAULTS), *keys, *sets]
 
 
 def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, Any]]:
@@ -282,6 +282,37 @@ def test_pods_of_tools_are_like_those_that_score() -> None:
     """No token, no right, the same volumes; but for names and their key they are the same."""
     specs = pod_specs(agent={"tools": [{"name": "calculator"}]})
     assert str(specs["tools"]).replace("tools", "reward") == str(specs["reward"])
+
+
+def test_tools_pods_may_create_the_pods_of_rows() -> None:
+    """By a token, a ClusterRole of the chart and a way to the API server; rows reach nothing."""
+
+    def objects(**agent: Any) -> dict[tuple[str, str], dict[str, Any]]:
+        found = rendered(make_job(agent={"tools": [{"name": "bash"}], **agent}))
+        return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+    name, before, found = "sum-row-containers", objects(), objects(containers={"image": "a"})
+    kinds = ("ServiceAccount", "RoleBinding", "NetworkPolicy")
+    maps = {one for one in found if one[0] == "ConfigMap"}
+    assert found.keys() - before.keys() - maps == {(kind, name) for kind in kinds}
+    assert found["ServiceAccount", name]["automountServiceAccountToken"] is False
+    binding = found["RoleBinding", name]
+    group, role = "rbac.authorization.k8s.io", "ppojob-row-containers"
+    assert binding["roleRef"] == {"apiGroup": group, "kind": "ClusterRole", "name": role}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": "lab"}]
+    assert found["NetworkPolicy", name]["spec"] == {
+        "podSelector": {"matchLabels": {"ppojob.dev/row-of": "sum"}},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+    ports = [{"port": number, "protocol": "TCP"} for number in (443, 6443)]
+    assert found["NetworkPolicy", "sum-tools"]["spec"]["egress"] == [{"ports": ports}]
+    spec = found["StatefulSet", "sum-tools"]["spec"]["template"]["spec"]
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == (name, True)
+    mounted = "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert variables(spec)["PPOJOB_SERVICE_ACCOUNT"] == mounted
+    reward = found["StatefulSet", "sum-reward"]["spec"]["template"]["spec"]
+    assert reward["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in reward
 
 
 def test_a_later_item_of_the_pods_stands_over_an_earlier_one() -> None:
