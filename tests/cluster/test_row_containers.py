@@ -1,22 +1,32 @@
 """What tools pods with `agent.containers` may do on a real API server, with their own token."""
 
-import copy
+import base64
 import json
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import cluster_jobs
+import msgspec
 import operator_rights
 import pytest
+from bash_rows import Row
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
 from cluster_jobs import restricted_container, restricted_pod
 
+from ppojob_api.v1alpha1.agent import AgentSpec, ContainersSpec
+from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_api.well_known import LABEL_ROW_OF, row_account_name, row_pod_name
 from ppojob_operator.build.objects import base_objects, role_bindings
 from ppojob_operator.reading import read_job
 from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.settings import Settings
+from ppojob_trainer.containers.pods import OwnPod, RowPods, row_pod
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.kubernetes_api import ApiAccess
+from ppojob_trainer.tools.pool import ToolPool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -147,27 +157,14 @@ def listed(objects: Iterable[dict[str, Any]]) -> str:
 
 def row(*changes: Change) -> dict[str, Any]:
     """The pod of a row as tools pods make it, with these changes."""
-    content = {
-        "name": "row",
-        "image": "localhost/none",
-        "command": ["sleep", "infinity"],
-        "resources": {"limits": {"cpu": "1", "memory": "64Mi"}},
-        "securityContext": CONFINED,
+    own = {
+        "metadata": {"name": f"{JOB}-tools-0", "uid": "none"},
+        "spec": {"nodeSelector": {"pool": "rows"}, "imagePullSecrets": [{"name": "registry"}]},
     }
-    labels = {LABEL_ROW_OF: JOB}
-    pod = restricted_pod(row_pod_name(JOB, "0123456789abcdef"), content, labels)
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": f"{JOB}-tools-0", "uid": "none"}
-    pod["metadata"] |= {"annotations": {"ppojob.dev/row": "1"}, "ownerReferences": [owner]}
-    pod["spec"] |= {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 0,
-        "nodeSelector": {"pool": "rows"},
-        "tolerations": [{"key": "rows"}],
-        "imagePullSecrets": [{"name": "registry"}],
-    }
-    pod = copy.deepcopy(pod)
+    nowhere = ApiAccess("", 0, Path())
+    pods = RowPods(nowhere, "", JOB, "", ContainersSpec.model_validate(AGENT["containers"]))
+    owner = msgspec.convert(own, OwnPod)
+    pod = row_pod(pods, owner, "0123456789abcdef", "step 1/train/row 1", "localhost/none")
     for change in changes:
         change(pod["metadata"], pod["spec"])
     return pod
@@ -228,3 +225,60 @@ def test_the_policy_was_type_checked_without_a_warning(cluster: Cluster, release
     kind = "validatingadmissionpolicy"
     eventually(lambda: cluster.read(kind, release, "{.status.observedGeneration}") == "1")
     assert cluster.read(kind, release, "{.status.typeChecking.expressionWarnings}") == ""
+
+
+@pytest.fixture
+def access(cluster: Cluster, tools: object, tmp_path: Path) -> ApiAccess:
+    """The API server as tools pods reach it."""
+    config = json.loads((cluster.folder / "kubeconfig").read_text())
+    (server,) = (one["cluster"] for one in config["clusters"])
+    token = cluster.kubectl("create", "token", row_account_name(JOB), "--duration=1h")
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "ca.crt").write_bytes(base64.b64decode(server["certificate-authority-data"]))
+    address = urlsplit(server["server"])
+    return ApiAccess(address.hostname or "", address.port or 443, tmp_path)
+
+
+@pytest.mark.containers
+def test_commands_of_a_row_run_in_its_pod(cluster: Cluster, access: ApiAccess, base_image: str):
+    """The server of tools runs beside the cluster, with the rights of a tools pod."""
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    cluster.kubectl("label", "namespace", cluster.namespace, "--overwrite", level)
+    owner = f"{JOB}-tools-1"
+    content = {**restricted_container("trainer", base_image), "command": ["sleep", "infinity"]}
+    cluster.apply(restricted_pod(owner, content, {}))
+    given = {"image": base_image, "memory": "64Mi", "user": 1000, "startSeconds": 25}
+    agent = AgentSpec.model_validate({**AGENT, "containers": given})
+    assert agent.containers is not None
+    pods = RowPods(access, cluster.namespace, JOB, owner, agent.containers)
+    pods.check()
+    sandbox = SandboxSpec(time_limit_seconds=2.0)
+    with ToolPool(agent, sandbox=sandbox, open_container=pods.open) as pool:
+        text = 'it\'s "fine"\n' * 20_000  # more than a packet, and than an argument may have
+        row = Row(pool, 0, folder="/tmp", files={"a/b.txt": text}, setup="echo ready > state",
+                  test="cat a/b.txt | sha256sum - own.txt | cut -d' ' -f1 | uniq | wc -l",
+                  test_files={"own.txt": text}, test_output="1")  # fmt: skip
+        assert row.run("id -u; pwd; hostname; cat state; cat nothing; exit 3") == (
+            "1000\n/tmp\nrow\nready\ncat: nothing: No such file or directory\n[exit status 3]"
+        )
+        assert row.run("ls /var/run/secrets; env | grep -c KUBERNETES").startswith("ls: cannot")
+        row.run("setsid sleep 97 & echo one >> state")
+        assert "sleep97" not in row.run("cat /proc/[0-9]*/cmdline | tr -d '\\0'")
+        assert row.run("sleep 97") == "Error: it took too long."
+        (name,) = (one for one in names_of(cluster) if one.startswith(f"{JOB}-row-"))
+        cluster.kubectl("delete", "pod", name, "--grace-period=0", "--force")
+        assert row.run("cat state") == "ready\none"  # in another pod, by repetition
+        full = row.answer("python3 -c 'print(len(b\"x\" * (1 << 30)))'")
+        assert full.failure in {"", "died"}  # by whether the kernel kills one process or all
+        assert row.run("cat state") == "ready\none"
+        assert row.end().reward == 1.0
+        lost = Row(pool, 1, image="localhost/none:1")
+        assert "ErrImage" in lost.run("ls") or "ImagePull" in lost.run("ls")
+        assert not [one for one in names_of(cluster) if one.startswith(f"{JOB}-row-")]
+    root = agent.containers.model_copy(update={"user": 0})
+    with pytest.raises(ConfigError, match=r"containers: got .*user.*: the API server refuses"):
+        RowPods(access, cluster.namespace, JOB, owner, root).check()
+
+
+def names_of(cluster: Cluster) -> list[str]:
+    return [one["metadata"]["name"] for one in cluster.get("pods")["items"]]

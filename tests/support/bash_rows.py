@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from tool_calls import turn_of
 
-from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall, reached_environment
 from ppojob_trainer.tools.pool import ToolPool
 
 
@@ -16,10 +16,14 @@ class Row:
         self.before: list[ToolCall] = []
 
     def run(self, command: str) -> str:
+        return self.answer(command).text
+
+    def answer(self, command: str) -> ToolAnswer:
         call = ToolCall("bash", msgspec.json.encode({"command": command}).decode(), self.created)
         (answer,) = self.pool.start(turn_of(self.row, [call], before=self.before)).result().answers
-        self.before.append(call)
-        return answer.text
+        if reached_environment(answer):
+            self.before.append(call)
+        return answer
 
     def end(self) -> ToolAnswer:
         ended = turn_of(self.row, [], before=self.before, created=self.created)

@@ -70,14 +70,26 @@ class _Status(msgspec.Struct):
     containers: list[_ContainerStatus] = msgspec.field(name="containerStatuses", default=[])
 
 
-class _Metadata(msgspec.Struct):
-    uid: str = ""
-
-
 class _Pod(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    spec: dict[str, Any] = {}
-    status: _Status = msgspec.field(default_factory=_Status)
+    status: _Status
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class _Placed(msgspec.Struct):
+    node_selector: dict[str, str] = msgspec.field(name="nodeSelector", default={})
+    tolerations: list[dict[str, Any]] = []
+    image_pull_secrets: list[dict[str, str]] = msgspec.field(name="imagePullSecrets", default=[])
+
+
+class OwnPod(msgspec.Struct):
+    """This tools pod: what the pods of rows have of it."""
+
+    metadata: _Metadata
+    spec: _Placed
 
 
 @dataclass(frozen=True)
@@ -97,10 +109,8 @@ class RowPods:
     def check(self) -> None:
         """Have the API server check a pod without creating it; raises ConfigError."""
         try:
-            image = self.spec.image or "none"
-            status, answer = self._request(
-                HTTPMethod.POST, body=self._manifest("0" * 16, "", image), dryRun="All"
-            )
+            manifest = row_pod(self, self._own(), "0" * 16, "", self.spec.image or "none")
+            status, answer = self._request(HTTPMethod.POST, body=manifest, dryRun="All")
             why = refusal(answer).message if status != HTTPStatus.CREATED else ""
         except (OSError, http.client.HTTPException) as problem:
             why = f"{type(problem).__name__}: {problem}"
@@ -122,7 +132,7 @@ class RowPods:
         until = time.monotonic() + self.spec.start_seconds
         pod = RowPod(self, row_pod_name(self.job, digest))
         try:
-            pod.create(self._manifest(digest, row, image), until)
+            pod.create(row_pod(self, self._own(), digest, row, image), until)
             pod.wait_until_it_runs(until)
         except BaseException:
             pod.close()
@@ -155,55 +165,59 @@ class RowPods:
         path = path_of(_API, self.namespace, "pods", *names, **query)
         return self.access.request(method, path, body, agent=_AGENT, seconds=_ANSWER_SECONDS)
 
-    def _manifest(self, digest: str, row: str, image: str) -> dict[str, Any]:
-        spec, own = self.spec, self._own()
-        user = {} if spec.user is None else {"runAsUser": spec.user, "runAsGroup": spec.user}
-        resources = {"cpu": spec.cpu, "memory": spec.memory}
-        container = {
-            "name": _CONTAINER,
-            "image": image,
-            "command": ["sh", *FIRST_PROCESS],
-            "resources": {"requests": resources, "limits": resources},
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            },
-        }
-        runtime = spec.runtime_class_name
-        placed = ("nodeSelector", "tolerations", "imagePullSecrets")
-        owner = {"apiVersion": "v1", "kind": "Pod", "name": self.owner, "uid": own.metadata.uid}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": row_pod_name(self.job, digest),
-                "labels": {LABEL_ROW_OF: self.job},
-                "annotations": {_ROW: row},
-                "ownerReferences": [owner],
-            },
-            "spec": {
-                "restartPolicy": "Never",
-                "automountServiceAccountToken": False,
-                "enableServiceLinks": False,
-                "terminationGracePeriodSeconds": 0,
-                "hostname": "row",
-                "securityContext": {
-                    "runAsNonRoot": spec.user != 0,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                    **user,
-                },
-                "containers": [container],
-                **{name: own.spec[name] for name in placed if name in own.spec},
-                **({"runtimeClassName": runtime} if runtime else {}),
-            },
-        }
-
-    def _own(self) -> _Pod:
+    def _own(self) -> OwnPod:
         """Read this tools pod."""
         status, answer = self._request(HTTPMethod.GET, self.owner)
         if status != HTTPStatus.OK:
             raise OSError(f"HTTP {status}: {refusal(answer).message}")
-        return msgspec.json.decode(answer, type=_Pod)
+        return msgspec.json.decode(answer, type=OwnPod)
+
+
+def row_pod(pods: RowPods, own: OwnPod, digest: str, row: str, image: str) -> dict[str, Any]:
+    """Return the manifest of the pod of a row, which the chart's policy admits."""
+    spec = pods.spec
+    user = {} if spec.user is None else {"runAsUser": spec.user, "runAsGroup": spec.user}
+    runtime = {"runtimeClassName": spec.runtime_class_name} if spec.runtime_class_name else {}
+    resources = {"cpu": spec.cpu, "memory": spec.memory}
+    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": _CONTAINER,
+        "image": image,
+        "command": ["sh", *FIRST_PROCESS],
+        "resources": {"requests": resources, "limits": resources},
+        "securityContext": confined,
+    }
+    owner = {
+        **{"apiVersion": "v1", "kind": "Pod"},
+        **{"name": own.metadata.name, "uid": own.metadata.uid},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": row_pod_name(pods.job, digest),
+            "labels": {LABEL_ROW_OF: pods.job},
+            "annotations": {_ROW: row},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "hostname": "row",
+            "securityContext": {
+                "runAsNonRoot": spec.user != 0,
+                "seccompProfile": {"type": "RuntimeDefault"},
+                **user,
+            },
+            "containers": [container],
+            "nodeSelector": own.spec.node_selector,
+            "tolerations": own.spec.tolerations,
+            "imagePullSecrets": own.spec.image_pull_secrets,
+            **runtime,
+        },
+    }
 
 
 @dataclass(frozen=True)
