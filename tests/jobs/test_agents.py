@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import agent_jobs
+import container_engine
 import pyarrow.parquet as pq
 import pytest
 import run_folders
@@ -105,6 +106,27 @@ def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
     assert 0 < line["response/given_share"] < 1
     assert line["reward_extra/calls/mean"] == line["tool_call_counts/mean"]
     assert any("add" in text for text in [row["response"] for row in talked])
+
+
+@pytest.mark.long
+def test_containers_of_rows_give_what_workspaces_give(start, tmp_path: Path):
+    """By a stand-in for docker."""
+    folder, runs = agent_jobs.make_commanding_folder(tmp_path / "made"), []
+    (containers := tmp_path / "engine").mkdir()
+    engine = f"{sys.executable} {container_engine.__file__}"
+    variables = {"PPOJOB_CONTAINER_COMMAND": engine, "CONTAINERS": str(containers)}
+    for name, more in (("workspaces", {}), ("containers", {"containers": {"image": "debian:12"}})):
+        (tmp_path / name).mkdir()
+        sections = agent_jobs.commanding(folder, **more)
+        sections["sandbox"] = {"timeLimitSeconds": 60}
+        job = tiny_jobs.write_manifest(tmp_path / name, folder, **sections)
+        start(job, tmp_path / name / "run", **variables).succeed()
+        runs.append(tmp_path / name / "run")
+    results = [run_folders.result(run) for run in runs]
+    assert results[0] == results[1]
+    table = pq.read_table(runs[1] / "rollouts" / "step-000001.parquet")
+    assert set(table["score"].to_pylist()) == {0.0, 1.0}
+    assert list(containers.iterdir()) == []
 
 
 @pytest.mark.long

@@ -80,6 +80,30 @@ def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict
     }
 
 
+def make_commanding_folder(folder: Path, **created: object) -> Path:
+    """A model that runs shell commands by chance, and rows whose log of them is tested."""
+    tiny_jobs.make_tiny_folder(folder, model="commander")
+    test = {"setup": "echo 0 > log", "test": "test $(wc -l < log) -gt 2"}
+    for path in (folder / "train.jsonl", folder / "validation.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["extra_info"]["tools_kwargs"] = {"bash": {"create_kwargs": {**test, **created}}}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def commanding(folder: Path, **agent: object) -> dict[str, object]:
+    """Sections of a job in a `make_commanding_folder`."""
+    spec = tiny_jobs.make_manifest(folder)["spec"]
+    return {
+        "agent": {"tools": [{"name": "bash"}], "turnTokens": 24, **agent},
+        "rollout": {**spec["rollout"], "stopTokenIds": STOPS, "maxSequences": 8},
+        "data": {**spec["data"], "maxResponseTokens": 96},
+        "rewards": [{"function": "environment_score"}],
+        "steps": {"total": 2},
+    }
+
+
 def make_searching_folder(folder: Path) -> Path:
     """A model that searches by chance, a corpus and its index."""
     tiny_jobs.make_tiny_folder(folder, model="searcher")

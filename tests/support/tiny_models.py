@@ -142,9 +142,18 @@ CALLS = [
     for b in range(1, 9)
 ]
 """Tokens of a model that calls a tool with one of them, as it does by chance."""
+COMMANDS = [
+    '<tool_call>\n{"name": "bash", "arguments": '
+    f'{{"command": "expr {a} + {b} | tee -a log"}}}}\n</tool_call>'
+    for a in range(1, 9)
+    for b in range(1, 9)
+]
+"""The same of a model that calls the tool `bash`."""
 SEARCHES = [f"<search>town {n}</search>" for n in range(40)]
 ANSWERS = [f"<answer>{n}</answer>" for n in range(10)]
 """The same of a model that searches as Search-R1 does."""
+SAID = {"talker": CALLS, "commander": COMMANDS, "searcher": [*SEARCHES, *ANSWERS]}
+"""Tokens that are calls, by the kind of the model."""
 ZOOMS = [
     f'<tool_call>\n{{"name": "zoom", "arguments": {{"part": {part}}}}}\n</tool_call>'
     for part in range(1, 41)
@@ -407,9 +416,8 @@ def make(kind: str, first: str, second: str) -> None:
         from mtp_models import save_mtp_model  # which is made of what is here
 
         save_mtp_model(Path(first), "glm4_moe", trains=True, head_dim=32)
-    elif kind in ("talker", "searcher"):
-        said = CALLS if kind == "talker" else [*SEARCHES, *ANSWERS]
-        save_policy(Path(first), float(second), [*NAMES, *said])
+    elif kind in SAID:
+        save_policy(Path(first), float(second), [*NAMES, *SAID[kind]])
     elif kind == "teacher":
         save_teacher(Path(first), Path(second))
     else:

@@ -55,18 +55,18 @@ def pool(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Too
     spec = agent(tmp_path_factory.mktemp("code") / "basket.py")
     assert spec.containers is not None
     start = LocalContainers(spec.containers).open
-    sandbox = SandboxSpec(time_limit_seconds=1.0)
+    sandbox = SandboxSpec(time_limit_seconds=3.0)
     with ToolPool(spec, sandbox=sandbox, open_container=start) as pool:
         yield pool
     assert list(engine.iterdir()) == []
 
 
-def test_a_row_is_tested_in_its_container(pool: ToolPool, tmp_path: Path) -> None:
+def test_a_row_is_tested_in_its_container(pool: ToolPool) -> None:
     text = 'it\'s "fine" $HOME\n'
-    files = {f"{tmp_path}/notes/task.md": text}
-    row = Row(pool, 0, folder="/usr", files=files, setup=f"echo ready > {tmp_path}/state",
-              test=f"cat {tmp_path}/notes/task.md", test_output=text)  # fmt: skip
-    assert row.run(f"pwd; cat {tmp_path}/state; cat nothing") == (
+    files = {"/tmp/notes/task.md": text}
+    row = Row(pool, 0, folder="/usr", files=files, setup="echo ready > /tmp/state",
+              test="cat /tmp/notes/task.md", test_output=text)  # fmt: skip
+    assert row.run("pwd; cat /tmp/state; cat nothing") == (
         "/usr\nready\ncat: nothing: No such file or directory\n[exit status 1]"
     )
     assert (row.end().reward, row.end().failure) == (1.25, "")  # with that of the basket
@@ -93,13 +93,13 @@ def test_a_limit_ends_the_processes(pool: ToolPool, command: str, told: str) -> 
     assert row.run("ls -d /proc/[0-9]* | wc -l") < "9"
 
 
-def test_a_lost_container_is_made_again(pool: ToolPool, engine: Path, tmp_path: Path) -> None:
-    row = Row(pool, 3, setup=f"rm -f {tmp_path}/state")
+def test_a_lost_container_is_made_again(pool: ToolPool, engine: Path) -> None:
+    row = Row(pool, 3, setup="echo zero > state")
     before = {one.name for one in engine.iterdir()}
-    row.run(f"echo one >> {tmp_path}/state")
+    row.run("echo one >> state")
     (name,) = {one.name for one in engine.iterdir()} - before
     container_engine.end(engine / name)
-    assert row.run(f"echo two >> {tmp_path}/state; cat {tmp_path}/state") == "one\ntwo"
+    assert row.run("echo two >> state; cat state") == "zero\none\ntwo"
 
 
 @pytest.mark.parametrize(
