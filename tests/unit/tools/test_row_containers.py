@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bash_rows import Row
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.containers.local import ENV_COMMAND, LocalContainers, command_problem
+from ppojob_trainer.containers.shell import Container, ContainerLost
 from ppojob_trainer.tools.pool import ToolPool
 
 pytestmark = pytest.mark.processes
@@ -134,3 +136,20 @@ def test_a_machine_without_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command_problem() == "neither docker nor podman is installed"
     monkeypatch.setenv(ENV_COMMAND, f"{sys.executable} -c 'import sys; sys.exit(\"no daemon\")'")
     assert command_problem() == "no daemon"
+
+
+def test_the_end_waits_for_no_container_that_starts(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def start(_row: str, _image: str, closed: threading.Event) -> Container:
+        asked.set()
+        assert closed.wait(60)
+        raise ContainerLost("the server of tools ends")
+
+    pool = ToolPool(agent(tmp_path / "basket.py"), open_container=start)
+    waiting = threading.Thread(target=Row(pool, 5).answer, args=("ls",))
+    waiting.start()
+    assert asked.wait(60)
+    pool.close()
+    waiting.join(60)
+    assert not waiting.is_alive()

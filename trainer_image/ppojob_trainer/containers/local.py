@@ -3,16 +3,18 @@
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from ppojob_api.v1alpha1.agent import ContainersSpec
-from ppojob_trainer.containers.shell import FIRST_PROCESS, Executed, prologue
+from ppojob_trainer.containers.shell import FIRST_PROCESS, ContainerLost, Executed, prologue
 from ppojob_trainer.sandbox.process import Traffic, raw
 
 ENV_COMMAND: Final = "PPOJOB_CONTAINER_COMMAND"
@@ -24,7 +26,10 @@ _UNITS: Final = {
     **{"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40},
 }
 """Units of Kubernetes' quantities."""
+_NAME: Final = re.compile(r"ppojob-(?P<owner>\d+)-[0-9a-f]{16}")
+"""Names of our containers, with the process that deletes them."""
 _ANSWER_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.5
 _PROCESSES: Final = 1024
 _WHY_CHARACTERS: Final = 500
 
@@ -49,12 +54,12 @@ class LocalContainers:
         self._command = next(one for one in _commands() if shutil.which(one[0]) is not None)
         listed = (*self._command, "ps", "--all", "--filter", "name=ppojob-", "--format")
         for name in _run((*listed, "{{.Names}}")).stdout.decode().split():
-            _, owner, _ = name.split("-")
-            if not Path("/proc", owner).exists():
+            ours = _NAME.fullmatch(name)
+            if ours is not None and not Path("/proc", ours["owner"]).exists():
                 self._delete(name)
 
-    def open(self, row: str, image: str) -> "_LocalContainer":
-        """Start the container of a row; an earlier one is deleted."""
+    def open(self, row: str, image: str, closed: threading.Event) -> "_LocalContainer":
+        """Start the container of a row; see `OpenContainer`."""
         name = f"ppojob-{os.getpid()}-{hashlib.sha256(row.encode()).hexdigest()[:16]}"
         self._delete(name)
         spec = self._spec
@@ -69,7 +74,11 @@ class LocalContainers:
                 *("--entrypoint", "sh", image, *FIRST_PROCESS),
             ),
             spec.start_seconds,
+            closed,
         )
+        if closed.is_set():
+            self._delete(name)
+            raise ContainerLost("the server of tools ends")
         if started.returncode != 0:
             raise RuntimeError(f"image {image}: the container did not start: {_why(started)}")
         return _LocalContainer(self._command, name)
@@ -117,15 +126,22 @@ def _commands() -> list[list[str]]:
 
 
 def _run(
-    command: Sequence[str], seconds: float = _ANSWER_SECONDS
+    command: Sequence[str],
+    seconds: float = _ANSWER_SECONDS,
+    closed: threading.Event | None = None,
 ) -> "subprocess.CompletedProcess[bytes]":
-    try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        why = f"{command[0]}: no answer in {seconds:g} s".encode()
-        return subprocess.CompletedProcess(command, 1, b"", why)
+    """Run a command, until its time limit or until `closed` is set."""
+    pipe, until = subprocess.PIPE, time.monotonic() + seconds
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        while True:
+            try:
+                output, errors = process.communicate(timeout=_LOOK_SECONDS)
+                return subprocess.CompletedProcess(command, process.returncode, output, errors)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > until or (closed is not None and closed.is_set()):
+                    process.kill()
+                    why = f"{command[0]}: no answer in {seconds:g} s".encode()
+                    return subprocess.CompletedProcess(command, 1, b"", why)
 
 
 def _why(done: "subprocess.CompletedProcess[bytes]") -> str:

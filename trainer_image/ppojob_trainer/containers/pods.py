@@ -2,7 +2,9 @@
 
 import hashlib
 import http.client
+import itertools
 import logging
+import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
@@ -108,23 +110,22 @@ class RowPods:
 
     def check(self) -> None:
         """Have the API server check a pod without creating it; raises ConfigError."""
-        try:
-            manifest = row_pod(self, self._own(), "0" * 16, "", self.spec.image or "none")
-            status, answer = self._request(HTTPMethod.POST, body=manifest, dryRun="All")
-            why = refusal(answer).message if status != HTTPStatus.CREATED else ""
-        except (OSError, http.client.HTTPException) as problem:
-            why = f"{type(problem).__name__}: {problem}"
-        if why:
-            allowed = (
-                "what the cluster admits (spec.agent.containers.user), and a chart that allows it"
-            )
-            raise ConfigError(
-                f"spec.agent.containers: got {shown(self.spec.model_dump(exclude_unset=True))}: "
-                f"the API server refuses the pod of a row: {why}; {allowed}"
-            )
+        manifest = row_pod(self, self._own(), "0" * 16, "", self.spec.image or "none")
+        for wait in (*_WAITS, None):
+            status, answer = self.request(HTTPMethod.POST, body=manifest, dryRun="All")
+            if status == HTTPStatus.CREATED:
+                return
+            if wait is None:
+                break
+            time.sleep(wait)  # it may not know the account's rights yet
+        got = shown(self.spec.model_dump(by_alias=True, exclude_unset=True))
+        raise ConfigError(
+            f"spec.agent.containers: got {got}: the API server refuses the pod of a row: "
+            f"{refusal(answer).message}; what the namespace admits (docs/agents.md)"
+        )
 
-    def open(self, row: str, image: str) -> "RowPod":
-        """Create the pod of a row and wait until it runs; an earlier one is deleted.
+    def open(self, row: str, image: str, closed: threading.Event) -> "RowPod":
+        """Create the pod of a row and wait until it runs; see `OpenContainer`.
 
         Raises RuntimeError if it does not start.
         """
@@ -133,7 +134,7 @@ class RowPods:
         pod = RowPod(self, row_pod_name(self.job, digest))
         try:
             pod.create(row_pod(self, self._own(), digest, row, image), until)
-            pod.wait_until_it_runs(until)
+            pod.wait_until_it_runs(until, closed)
         except BaseException:
             pod.close()
             raise
@@ -149,7 +150,10 @@ class RowPods:
         for attempt in range(1, _ATTEMPTS + 1):
             why = ""
             try:
-                status, answer = self._request(method, *names, body=body, **query)
+                path = path_of(_API, self.namespace, "pods", *names, **query)
+                status, answer = self.access.request(
+                    method, path, body, agent=_AGENT, seconds=_ANSWER_SECONDS
+                )
                 if status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS:
                     return status, answer
                 why = f"HTTP {status}: {refusal(answer).message}"
@@ -159,17 +163,11 @@ class RowPods:
             time.sleep(attempt)
         raise RuntimeError(f"the API server does not answer: {why}")
 
-    def _request(
-        self, method: HTTPMethod, *names: str, body: Mapping[str, Any] | None = None, **query: str
-    ) -> tuple[int, bytes]:
-        path = path_of(_API, self.namespace, "pods", *names, **query)
-        return self.access.request(method, path, body, agent=_AGENT, seconds=_ANSWER_SECONDS)
-
     def _own(self) -> OwnPod:
         """Read this tools pod."""
-        status, answer = self._request(HTTPMethod.GET, self.owner)
+        status, answer = self.request(HTTPMethod.GET, self.owner)
         if status != HTTPStatus.OK:
-            raise OSError(f"HTTP {status}: {refusal(answer).message}")
+            raise RuntimeError(f"the pod {self.owner}: {refusal(answer).message}")
         return msgspec.json.decode(answer, type=OwnPod)
 
 
@@ -238,18 +236,19 @@ class RowPod:
             self.close()  # the row was here before; its files are made again
             time.sleep(_WAITS[0])
 
-    def wait_until_it_runs(self, until: float) -> None:
+    def wait_until_it_runs(self, until: float, closed: threading.Event) -> None:
         """Wait for the container; raises RuntimeError if it does not run in time, or ever."""
-        for attempt in range(1 << 30):
+        for wait in itertools.chain(_WAITS, itertools.repeat(_WAITS[-1])):
             status = self._status()
             if status.phase == "Running":
                 return
-            why = _why(status)
             states = [one.state.waiting for one in status.containers]
             is_hopeless = any(one is not None and one.reason in _HOPELESS for one in states)
             if is_hopeless or status.phase in {"Failed", "Succeeded"} or time.monotonic() > until:
-                raise RuntimeError(f"the pod {self.name} does not run: {why or status.phase}")
-            time.sleep(_WAITS[min(attempt, len(_WAITS) - 1)])
+                why = _why(status) or status.phase
+                raise RuntimeError(f"the pod {self.name} does not run: {why}")
+            if closed.wait(wait):
+                raise ContainerLost("the server of tools ends")
 
     def execute(self, script: bytes, seconds: float, most_bytes: int) -> Executed:
         """Run a script; see `Container`."""

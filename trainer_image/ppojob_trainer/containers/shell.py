@@ -7,7 +7,8 @@ killed. A mark that only the script knows, behind its errors, tells that it came
 
 import secrets
 import shlex
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Protocol
@@ -49,6 +50,14 @@ class Container(Protocol):
     def close(self) -> None:
         """Delete the container. Idempotent."""
         ...
+
+
+OpenContainer = Callable[[str, str, threading.Event], Container]
+"""(name of the row, image, event of the end) -> its container, behind an earlier one of the row.
+
+It raises ContainerLost as soon as the event is set, and RuntimeError if the container does not
+start.
+"""
 
 
 class ContainerShell:

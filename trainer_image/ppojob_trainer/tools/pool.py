@@ -22,6 +22,7 @@ from ppojob_trainer.children.pool import (
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
+from ppojob_trainer.containers.shell import OpenContainer
 from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
 from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
@@ -35,7 +36,7 @@ from ppojob_trainer.rpc.messages.agents import (
 from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.row_shells import OpenContainer, RowShells
+from ppojob_trainer.tools.row_shells import RowShells
 from ppojob_trainer.tools.schemas import parameters_of
 from ppojob_trainer.tools.wire import (
     AgentCode,

@@ -8,13 +8,12 @@ import logging
 import threading
 from collections import defaultdict
 from functools import partial
-from typing import Protocol
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.well_known import BASH_TOOL
 from ppojob_trainer.children.process import ChildDied
 from ppojob_trainer.children.user_code import raised
-from ppojob_trainer.containers.shell import Container, ContainerLost, ContainerShell
+from ppojob_trainer.containers.shell import ContainerLost, ContainerShell, OpenContainer
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.answers import for_the_model
 from ppojob_trainer.tools.built_in.bash import Bash
@@ -23,12 +22,6 @@ from ppojob_trainer.tools.wire import CallTool, EndRow, ToolCalled
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 2
-
-
-class OpenContainer(Protocol):
-    """Starts the container of a row, of an image."""
-
-    def __call__(self, row: str, image: str) -> Container: ...
 
 
 class RowShells:
@@ -43,14 +36,14 @@ class RowShells:
         self, agent: AgentSpec, position: int, open_container: OpenContainer, seconds: float
     ) -> None:
         assert agent.containers is not None, "the agent has containers"
-        default = agent.containers.image
+        default, closed = agent.containers.image, threading.Event()
 
         def open_shell(row: str, image: str | None = default, folder: str = "") -> ContainerShell:
             if not image:
                 raise ValueError("image: got none, neither in create_kwargs nor in containers")
-            return ContainerShell(open_container(row, image), folder, seconds)
+            return ContainerShell(open_container(row, image, closed), folder, seconds)
 
-        self._agent = agent
+        self._agent, self._closed = agent, closed
         kind = Kind(BASH_TOOL, partial(Bash, open_shell), scores=True, takes_row=True)
         self._environments = Environments({position: Method(kind, Bash.bash)}, lambda value: value)
         # An answer that was lost on its way may be asked for again, while the call still runs.
@@ -64,6 +57,8 @@ class RowShells:
         """
         lost: ContainerLost | None = None
         with self._locks[request.row]:
+            if isinstance(request, EndRow):
+                self._locks.pop(request.row)
             for _ in range(_ATTEMPTS):
                 try:
                     return ToolCalled(request.number, self._answer(request))
@@ -84,5 +79,6 @@ class RowShells:
         return ToolAnswer(for_the_model(text, most, side))
 
     def close(self) -> None:
-        """Delete all containers. Idempotent."""
+        """Delete all containers, also those that start. Idempotent."""
+        self._closed.set()
         self._environments.close()

@@ -14,12 +14,12 @@ from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_api.well_known import pod_name
 from ppojob_trainer.containers.local import LocalContainers
 from ppojob_trainer.containers.pods import RowPods
+from ppojob_trainer.containers.shell import OpenContainer
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.row_shells import OpenContainer
 
 
 @dataclass(frozen=True)
