@@ -268,7 +268,8 @@ def _chosen(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 def _saved(family: str, folder: Path) -> PreTrainedModel:
     """A model that lies in the folder, of a family, or a part of a larger one."""
     if family in MULTIMODAL:
-        own: dict[str, object] = {"tie_word_embeddings": family == "lfm2_vl"}  # which vLLM ties
+        is_tied = family in ("lfm2_vl", "aya_vision")  # which vLLM ties
+        own: dict[str, object] = {"tie_word_embeddings": is_tied}
         if family.startswith("gemma"):
             own["sliding_window"] = WINDOW
         if family.startswith("gemma4"):
