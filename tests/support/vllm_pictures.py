@@ -144,7 +144,7 @@ class Watched:
 
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
-        positions = config.get("text_config", config)["max_position_embeddings"]
+        positions = config.get("text_config", config).get("max_position_embeddings", 384)
         length = min(384, positions)  # more where pictures have many tokens
         sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
