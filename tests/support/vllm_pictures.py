@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
+from ppojob_trainer.data.media.picture_files import of_thinker
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.picture_ovis import TableTiles
@@ -143,8 +144,8 @@ class Watched:
     """An engine of a model, and what it is seen to do."""
 
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        positions = config.get("text_config", config).get("max_position_embeddings", 384)
+        config = of_thinker(json.loads((folder / "config.json").read_text()))
+        positions = config.get("text_config", config)["max_position_embeddings"]
         length = min(384, positions)  # more where pictures have many tokens
         sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
