@@ -119,9 +119,10 @@ def test_killed_where_rows_move(points, run_through, tiny_job, output: Path, und
     if points is None:
         names = [name for name in job_points.all_points() if name.startswith("rpc.")]
         # Reward models, tools and engines: test_validation_and_reward_models.py, test_agents.py,
-        # test_rollout_pods.py; given answers: test_sft.py, test_preferences.py.
+        # test_rollout_pods.py; given answers: test_sft.py, test_preferences.py; prompts of a
+        # teacher: test_distillation.py.
         others = ("rpc.score_by_model.", "rpc.act.", "rpc.bring_weights.", "rpc.hand_over.")
-        others += ("rpc.demonstrate.", "rpc.measure_loss.", "rpc.supervise.")
+        others += ("rpc.demonstrate.", "rpc.measure_loss.", "rpc.supervise.", "rpc.reprompt.")
         points = [f"{name}@1=kill" for name in names if not name.startswith(others)]
         assert len(points) >= 30, points
     run_through(tiny_job(**job), output, *points, seconds=1_700)
