@@ -29,6 +29,7 @@ from ppojob_api.well_known import RoleName
 from ppojob_cli import gpus
 from ppojob_operator.build.pods import CONFIG_FILE, Pod, environment, pods
 from ppojob_trainer import stop_signal
+from ppojob_trainer.containers.local import delete_leftovers
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
@@ -209,6 +210,9 @@ class LocalPods:
             server.kill()
             server.wait()
         self._kill_group()
+        agent = self._config.spec.agent
+        if agent is not None and agent.containers is not None:
+            delete_leftovers()
         self._addresses.close()
         shutil.rmtree(self._mounts, ignore_errors=True)
 

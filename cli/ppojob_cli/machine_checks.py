@@ -11,7 +11,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
 from ppojob_api.topology import Device, RoleTopology
 from ppojob_cli import gpus
-from ppojob_trainer.containers.local import ENV_COMMAND, command_problem
+from ppojob_trainer.containers.local import ENV_COMMAND, working_command
 from ppojob_trainer.models.memory import (
     GIB,
     count_parameters,
@@ -104,10 +104,11 @@ def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Pr
 
 def _check_containers(config: RunConfig) -> Iterator[Problem]:
     """Yield why no container of a row can be started."""
-    agent = config.spec.agent
-    if agent is not None and agent.containers is not None and (why := command_problem()):
-        got, allowed = ABSENT, f"one of them, a program that {ENV_COMMAND} names, or a cluster"
-        yield Problem("docker or podman", got, why, allowed, ReasonCode.REQUIRED)
+    if config.spec.agent is None or config.spec.agent.containers is None:
+        return
+    if isinstance(why := working_command(), str):
+        allowed = f"one of them, a program that {ENV_COMMAND} names, or a cluster"
+        yield Problem("docker or podman", ABSENT, why, allowed, ReasonCode.REQUIRED)
 
 
 def check_gpus(config: RunConfig) -> Iterator[Problem]:

@@ -163,8 +163,8 @@ def row(*changes: Change) -> dict[str, Any]:
     }
     nowhere = ApiAccess("", 0, Path())
     pods = RowPods(nowhere, "", JOB, "", ContainersSpec.model_validate(AGENT["containers"]))
-    owner = msgspec.convert(own, OwnPod)
-    pod = row_pod(pods, owner, "0123456789abcdef", "step 1/train/row 1", "localhost/none")
+    vars(pods)["own"] = msgspec.convert(own, OwnPod)
+    pod = row_pod(pods, "0123456789abcdef", "step 1/train/row 1", "localhost/none")
     for change in changes:
         change(pod["metadata"], pod["spec"])
     return pod

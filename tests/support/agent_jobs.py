@@ -80,7 +80,7 @@ def talking(folder: Path, source: Mapping[str, object], **agent: object) -> dict
     }
 
 
-def make_commanding_folder(folder: Path, **created: object) -> Path:
+def make_commanding_folder(folder: Path, /, **created: object) -> Path:
     """A model that runs shell commands by chance, and rows whose log of them is tested."""
     tiny_jobs.make_tiny_folder(folder, model="commander")
     test = {"setup": "echo 0 > log", "test": "test $(wc -l < log) -gt 2"}

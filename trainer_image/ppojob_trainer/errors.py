@@ -142,3 +142,7 @@ class Wrong(Exception):
 
 class SamplerFailed(PPOJobError):
     """A custom sampler failed, or returned invalid rows."""
+
+
+class StateLost(Exception):
+    """An environment of a row is gone with its state, or could not be made."""

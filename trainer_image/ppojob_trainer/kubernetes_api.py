@@ -6,6 +6,7 @@ import ssl
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPMethod
 from pathlib import Path
 from typing import Any, Final
@@ -76,10 +77,16 @@ class ApiAccess:
 
     def trusted(self) -> ssl.SSLContext:
         """Return the TLS settings that trust the cluster's authority."""
-        trusted = ssl.create_default_context(cafile=str(self.credentials / "ca.crt"))
-        # As kubectl does: since Python 3.13 the authorities of many clusters would be refused.
-        trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        return trusted
+        file = self.credentials / "ca.crt"
+        return _trusting(file, file.stat().st_mtime)
+
+
+@lru_cache(maxsize=1)
+def _trusting(file: Path, _changed: float) -> ssl.SSLContext:
+    trusted = ssl.create_default_context(cafile=str(file))
+    # As kubectl does: since Python 3.13 the authorities of many clusters would be refused.
+    trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return trusted
 
 
 def path_of(api: str, namespace: str, plural: str, *names: str, **query: str) -> str:

@@ -154,6 +154,9 @@ class ContainersSpec(Section):
     memory: Quantity = "2Gi"
     """Request and limit of memory."""
 
+    storage: Quantity = "10Gi"
+    """Request and limit of what it writes. No effect on one machine."""
+
     user: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """User id of commands; absent: the image's, which on a cluster must not be root. 0, root, needs
     a namespace that admits it."""

@@ -78,8 +78,9 @@ class RemoteTools:
         if not self.world.leads_engine:
             return None
         batch, row = self.rows[number]
-        created = self._created(self.prompts[number])
-        act = Act(batch, row, turn, [], before=list(before), created=created)
+        prompt = self.prompts[number]
+        created = self._created(prompt)
+        act = Act(batch, row, turn, [], prompt.tools, before=list(before), created=created)
         pending = self.caller.start([self._call("end", self.tools[row % len(self.tools)], act)])
         return pending, range(1)
 

@@ -7,62 +7,79 @@ import re
 import shlex
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from ppojob_api.v1alpha1.agent import ContainersSpec
-from ppojob_trainer.containers.shell import FIRST_PROCESS, ContainerLost, Executed, prologue
+from ppojob_trainer.containers.shell import (
+    FIRST_PROCESS,
+    ContainerNotStarted,
+    Executed,
+    run_from_stdin,
+)
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.sandbox.process import Traffic, raw
 
 ENV_COMMAND: Final = "PPOJOB_CONTAINER_COMMAND"
 """The program and its first arguments, instead of docker or podman."""
 
-_PROGRAMS: Final = ("docker", "podman")
 _UNITS: Final = {
     **{"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
     **{"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40},
 }
 """Units of Kubernetes' quantities."""
-_NAME: Final = re.compile(r"ppojob-(?P<owner>\d+)-[0-9a-f]{16}")
-"""Names of our containers, with the process that deletes them."""
+_NAME: Final = re.compile(r"ppojob-(?P<machine>[0-9a-f]{8})-(?P<owner>\d+)-[0-9a-f]{16}")
+"""Names of our containers: where the process is that made one, and its id."""
 _ANSWER_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.5
 _PROCESSES: Final = 1024
 _WHY_CHARACTERS: Final = 500
 
 
-def command_problem() -> str | None:
-    """Return why no containers can be started here; None if they can."""
-    wrong = "neither docker nor podman is installed"
-    for command in _commands():
+def working_command() -> Sequence[str] | str:
+    """Return the first command that answers, or why none does."""
+    given = os.environ.get(ENV_COMMAND)
+    commands = [shlex.split(given)] if given else [["docker"], ["podman"]]
+    wrong = f"{' and '.join(one[0] for one in commands)}: not installed"
+    for command in commands:
         if shutil.which(command[0]) is not None:
             done = _run((*command, "ps", "--quiet"))
             if done.returncode == 0:
-                return None
+                return command
             wrong = _why(done)
     return wrong
 
 
+def delete_leftovers() -> None:
+    """Delete the containers of processes that have ended."""
+    command = working_command()
+    if isinstance(command, str):
+        return
+    listed = (*command, "ps", "--all", "--filter", "name=ppojob-", "--format", "{{.Names}}")
+    for name in _run(listed).stdout.decode().split():
+        ours = _NAME.fullmatch(name)
+        is_here = ours is not None and ours["machine"] == _machine()
+        if ours is not None and is_here and not Path("/proc", ours["owner"]).exists():
+            _delete(command, name)
+
+
 class LocalContainers:
-    """Starts containers, and deletes those that an ended process has left."""
+    """Starts containers; raises ConfigError if nothing here can."""
 
     def __init__(self, spec: ContainersSpec) -> None:
-        self._spec = spec
-        self._command = next(one for one in _commands() if shutil.which(one[0]) is not None)
-        listed = (*self._command, "ps", "--all", "--filter", "name=ppojob-", "--format")
-        for name in _run((*listed, "{{.Names}}")).stdout.decode().split():
-            ours = _NAME.fullmatch(name)
-            if ours is not None and not Path("/proc", ours["owner"]).exists():
-                self._delete(name)
+        command = working_command()
+        if isinstance(command, str):
+            raise ConfigError(f"docker or podman: got nothing: {command}; one of them")
+        self._spec, self._command = spec, command
+        delete_leftovers()
 
-    def open(self, row: str, image: str, closed: threading.Event) -> "_LocalContainer":
+    def open(self, row: str, image: str) -> "_LocalContainer":
         """Start the container of a row; see `OpenContainer`."""
-        name = f"ppojob-{os.getpid()}-{hashlib.sha256(row.encode()).hexdigest()[:16]}"
-        self._delete(name)
-        spec = self._spec
+        digest = hashlib.sha256(row.encode()).hexdigest()[:16]
+        name, spec = f"ppojob-{_machine()}-{os.getpid()}-{digest}", self._spec
+        _delete(self._command, name)
         user = () if spec.user is None else ("--user", str(spec.user))
         runtime = () if spec.runtime_class_name is None else ("--runtime", spec.runtime_class_name)
         started = _run(
@@ -71,20 +88,14 @@ class LocalContainers:
                 *("--network", "none", "--cpus", f"{_number(spec.cpu):g}"),
                 *("--memory", f"{_number(spec.memory):.0f}", "--pids-limit", str(_PROCESSES)),
                 *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", *user, *runtime),
-                *("--entrypoint", "sh", image, *FIRST_PROCESS),
+                *("--log-driver", "none", "--entrypoint", "sh", image, *FIRST_PROCESS),
             ),
             spec.start_seconds,
-            closed,
         )
-        if closed.is_set():
-            self._delete(name)
-            raise ContainerLost("the server of tools ends")
         if started.returncode != 0:
-            raise RuntimeError(f"image {image}: the container did not start: {_why(started)}")
+            _delete(self._command, name)
+            raise ContainerNotStarted(f"image {image}: {_why(started)}")
         return _LocalContainer(self._command, name)
-
-    def _delete(self, name: str) -> None:
-        _run((*self._command, "rm", "--force", name))
 
 
 class _LocalContainer:
@@ -92,7 +103,13 @@ class _LocalContainer:
         self._command, self._name = command, name
 
     def execute(self, script: bytes, seconds: float, most_bytes: int) -> Executed:
-        command = (*self._command, "exec", "--interactive", self._name, *prologue(len(script)))
+        command = (
+            *self._command,
+            "exec",
+            "--interactive",
+            self._name,
+            *run_from_stdin(len(script)),
+        )
         with contextlib.ExitStack() as opened:
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
@@ -112,7 +129,19 @@ class _LocalContainer:
             return Executed(bytes(taken[out]), bytes(taken[errors]), stopped)
 
     def close(self) -> None:
-        _run((*self._command, "rm", "--force", self._name))
+        _delete(self._command, self._name)
+
+
+@cache
+def _machine() -> str:
+    """Return a name for where process ids are ours: this container, since the machine's start."""
+    booted = Path("/proc/sys/kernel/random/boot_id").read_text()
+    seen = f"{booted} {os.readlink('/proc/self/ns/pid')}"
+    return hashlib.sha256(seen.encode()).hexdigest()[:8]
+
+
+def _delete(command: Sequence[str], name: str) -> None:
+    _run((*command, "rm", "--force", "--volumes", name))
 
 
 def _number(quantity: str) -> float:
@@ -120,28 +149,17 @@ def _number(quantity: str) -> float:
     return float(digits) * _UNITS[quantity.removeprefix(digits)]
 
 
-def _commands() -> list[list[str]]:
-    given = os.environ.get(ENV_COMMAND)
-    return [shlex.split(given)] if given else [[one] for one in _PROGRAMS]
-
-
 def _run(
-    command: Sequence[str],
-    seconds: float = _ANSWER_SECONDS,
-    closed: threading.Event | None = None,
+    command: Sequence[str], seconds: float = _ANSWER_SECONDS
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a command, until its time limit or until `closed` is set."""
-    pipe, until = subprocess.PIPE, time.monotonic() + seconds
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
-        while True:
-            try:
-                output, errors = process.communicate(timeout=_LOOK_SECONDS)
-                return subprocess.CompletedProcess(command, process.returncode, output, errors)
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > until or (closed is not None and closed.is_set()):
-                    process.kill()
-                    why = f"{command[0]}: no answer in {seconds:g} s".encode()
-                    return subprocess.CompletedProcess(command, 1, b"", why)
+    null = subprocess.DEVNULL
+    try:
+        return subprocess.run(
+            command, stdin=null, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        why = f"{command[0]}: no answer in {seconds:g} s".encode()
+        return subprocess.CompletedProcess(command, 1, b"", why)
 
 
 def _why(done: "subprocess.CompletedProcess[bytes]") -> str:

@@ -4,23 +4,29 @@ import hashlib
 import http.client
 import itertools
 import logging
-import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPMethod, HTTPStatus
 from typing import Any, Final
 
 import msgspec
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_api.well_known import LABEL_ROW_OF, row_pod_name
-from ppojob_trainer.containers.shell import FIRST_PROCESS, ContainerLost, Executed, prologue
+from ppojob_trainer.containers.shell import (
+    FIRST_PROCESS,
+    ContainerLost,
+    ContainerNotStarted,
+    Executed,
+    run_from_stdin,
+)
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.kubernetes_api import ApiAccess, path_of, refusal
 
@@ -34,9 +40,11 @@ _PROTOCOL: Final = Subprotocol("v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 """Channels of `exec`, the first byte of each message."""
 _ANSWER_SECONDS: Final = 30.0
-_WAITS: Final = (0.25, 0.5, 1.0, 2.0)
+_WAITS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Seconds between looks at a pod that starts; the last one is repeated."""
 _ATTEMPTS: Final = 4
+_QUOTA: Final = "exceeded quota"
+"""In the refusal of a pod for which a ResourceQuota has no room now."""
 _HOPELESS: Final = frozenset(
     {"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"}
 )
@@ -110,42 +118,46 @@ class RowPods:
 
     def check(self) -> None:
         """Have the API server check a pod without creating it; raises ConfigError."""
-        manifest = row_pod(self, self._own(), "0" * 16, "", self.spec.image or "none")
+        manifest = row_pod(self, "0" * 16, "", self.spec.image or "none")
         for wait in (*_WAITS, None):
             status, answer = self.request(HTTPMethod.POST, body=manifest, dryRun="All")
-            if status == HTTPStatus.CREATED:
+            if status == HTTPStatus.CREATED or _QUOTA in refusal(answer).message:
                 return
-            if wait is None:
-                break
-            time.sleep(wait)  # it may not know the account's rights yet
+            if wait is not None:
+                time.sleep(wait)  # it may not know the account's rights yet
         got = shown(self.spec.model_dump(by_alias=True, exclude_unset=True))
         raise ConfigError(
             f"spec.agent.containers: got {got}: the API server refuses the pod of a row: "
             f"{refusal(answer).message}; what the namespace admits (docs/agents.md)"
         )
 
-    def open(self, row: str, image: str, closed: threading.Event) -> "RowPod":
-        """Create the pod of a row and wait until it runs; see `OpenContainer`.
-
-        Raises RuntimeError if it does not start.
-        """
+    def open(self, row: str, image: str) -> "RowPod":
+        """Create the pod of a row and wait until it runs; see `OpenContainer`."""
         digest = hashlib.sha256(row.encode()).hexdigest()[:16]
         until = time.monotonic() + self.spec.start_seconds
         pod = RowPod(self, row_pod_name(self.job, digest))
         try:
-            pod.create(row_pod(self, self._own(), digest, row, image), until)
-            pod.wait_until_it_runs(until, closed)
+            pod.create(row_pod(self, digest, row, image), until)
+            pod.wait_until_it_runs(until)
         except BaseException:
             pod.close()
             raise
         return pod
+
+    @cached_property
+    def own(self) -> OwnPod:
+        """This tools pod."""
+        status, answer = self.request(HTTPMethod.GET, self.owner)
+        if status != HTTPStatus.OK:
+            raise ContainerNotStarted(f"the pod {self.owner}: {refusal(answer).message}")
+        return msgspec.json.decode(answer, type=OwnPod)
 
     def request(
         self, method: HTTPMethod, *names: str, body: Mapping[str, Any] | None = None, **query: str
     ) -> tuple[int, bytes]:
         """Make a request about pods, again if there is no answer or the server is busy.
 
-        Raises RuntimeError without an answer.
+        Raises ContainerLost without an answer.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             why = ""
@@ -161,33 +173,30 @@ class RowPods:
                 why = f"{type(problem).__name__}: {problem}"
             _log.warning("%s of the pod %s: %s", method, "/".join(names), why)
             time.sleep(attempt)
-        raise RuntimeError(f"the API server does not answer: {why}")
-
-    def _own(self) -> OwnPod:
-        """Read this tools pod."""
-        status, answer = self.request(HTTPMethod.GET, self.owner)
-        if status != HTTPStatus.OK:
-            raise RuntimeError(f"the pod {self.owner}: {refusal(answer).message}")
-        return msgspec.json.decode(answer, type=OwnPod)
+        raise ContainerLost(f"the API server does not answer: {why}")
 
 
-def row_pod(pods: RowPods, own: OwnPod, digest: str, row: str, image: str) -> dict[str, Any]:
+def row_pod(pods: RowPods, digest: str, row: str, image: str) -> dict[str, Any]:
     """Return the manifest of the pod of a row, which the chart's policy admits."""
-    spec = pods.spec
+    spec, own = pods.spec, pods.own
     user = {} if spec.user is None else {"runAsUser": spec.user, "runAsGroup": spec.user}
     runtime = {"runtimeClassName": spec.runtime_class_name} if spec.runtime_class_name else {}
-    resources = {"cpu": spec.cpu, "memory": spec.memory}
-    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    resources = {"cpu": spec.cpu, "memory": spec.memory, "ephemeral-storage": spec.storage}
     container = {
         "name": _CONTAINER,
         "image": image,
         "command": ["sh", *FIRST_PROCESS],
         "resources": {"requests": resources, "limits": resources},
-        "securityContext": confined,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
     }
     owner = {
-        **{"apiVersion": "v1", "kind": "Pod"},
-        **{"name": own.metadata.name, "uid": own.metadata.uid},
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": own.metadata.name,
+        "uid": own.metadata.uid,
     }
     return {
         "apiVersion": "v1",
@@ -226,97 +235,110 @@ class RowPod:
     name: str
 
     def create(self, manifest: Mapping[str, Any], until: float) -> None:
-        """Create the pod; raises RuntimeError if the API server refuses it, or an old one stays."""
+        """Create the pod, behind an earlier one and once a quota has room for it."""
         while True:
             status, answer = self.pods.request(HTTPMethod.POST, body=manifest)
             if status == HTTPStatus.CREATED:
                 return
-            if status != HTTPStatus.CONFLICT or time.monotonic() > until:
-                raise RuntimeError(f"the pod {self.name}: {refusal(answer).message}")
-            self.close()  # the row was here before; its files are made again
-            time.sleep(_WAITS[0])
+            why = refusal(answer).message
+            has_one = status == HTTPStatus.CONFLICT  # its files are made again
+            if not (has_one or _QUOTA in why) or time.monotonic() > until:
+                raise ContainerNotStarted(f"the pod {self.name}: {why}")
+            if has_one:
+                self.close()
+            time.sleep(_WAITS[1])
 
-    def wait_until_it_runs(self, until: float, closed: threading.Event) -> None:
-        """Wait for the container; raises RuntimeError if it does not run in time, or ever."""
+    def wait_until_it_runs(self, until: float) -> None:
+        """Wait for the container."""
         for wait in itertools.chain(_WAITS, itertools.repeat(_WAITS[-1])):
             status = self._status()
             if status.phase == "Running":
                 return
+            why = f"the pod {self.name}: {_why(status) or status.phase}"
+            if status.phase in {"Failed", "Succeeded"}:
+                raise ContainerLost(why)
             states = [one.state.waiting for one in status.containers]
             is_hopeless = any(one is not None and one.reason in _HOPELESS for one in states)
-            if is_hopeless or status.phase in {"Failed", "Succeeded"} or time.monotonic() > until:
-                why = _why(status) or status.phase
-                raise RuntimeError(f"the pod {self.name} does not run: {why}")
-            if closed.wait(wait):
-                raise ContainerLost("the server of tools ends")
+            if is_hopeless or time.monotonic() > until:
+                raise ContainerNotStarted(why)
+            time.sleep(wait)
 
     def execute(self, script: bytes, seconds: float, most_bytes: int) -> Executed:
         """Run a script; see `Container`."""
-        pods, length = self.pods, len(script)
-        query = [
-            ("container", _CONTAINER),
-            *(("command", one) for one in prologue(length)),
-            *((stream, "true") for stream in ("stdin", "stdout", "stderr")),
-        ]
-        path = path_of(_API, pods.namespace, "pods", self.name, "exec")
-        host = f"[{pods.access.host}]" if ":" in pods.access.host else pods.access.host
-        url = f"wss://{host}:{pods.access.port}{path}?{urllib.parse.urlencode(query)}"
-        until = time.monotonic() + seconds
         taken = {channel: bytearray() for channel in (_STDOUT, _STDERR, _STATUS)}
         stopped = ""
         try:
-            with connect(
-                url,
-                ssl=pods.access.trusted(),
-                additional_headers=pods.access.authorization(),
-                user_agent_header=_AGENT,
-                subprotocols=[_PROTOCOL],
-                open_timeout=_ANSWER_SECONDS,
-                close_timeout=1,
-                proxy=None,
-                compression=None,
-                max_size=None,
-            ) as channel:
-                channel.send(bytes((_STDIN,)) + script)
+            with self._connection(len(script)) as connection:
+                connection.send(bytes((_STDIN,)) + script)
+                until = time.monotonic() + seconds
                 while not stopped:
-                    try:
-                        message = channel.recv(max(0.0, until - time.monotonic()))
-                    except TimeoutError:
-                        stopped = "time"
-                    except ConnectionClosed:
-                        break
-                    else:
-                        if isinstance(message, bytes) and message[:1]:
-                            taken.setdefault(message[0], bytearray()).extend(message[1:])
-                        if sum(map(len, taken.values())) > most_bytes:
-                            stopped = "output"
-        except InvalidStatus as refused:
-            why = refusal(bytes(refused.response.body or b"")).message
-            raise ContainerLost(self._why_lost(why)) from None
+                    message = connection.recv(max(0.0, until - time.monotonic()))
+                    if isinstance(message, bytes) and message:
+                        taken.setdefault(message[0], bytearray()).extend(message[1:])
+                    if sum(map(len, taken.values())) > most_bytes:
+                        stopped = "output"
+        except TimeoutError:
+            stopped = "time"
+        except ConnectionClosed:
+            pass
         except (OSError, WebSocketException) as problem:
-            raise ContainerLost(self._why_lost(f"{type(problem).__name__}: {problem}")) from None
+            raise self._lost(f"{type(problem).__name__}: {problem}") from None
         if not stopped and not _has_exit_status(taken[_STATUS]):
-            raise ContainerLost(self._why_lost(taken[_STATUS].decode(errors="replace")))
+            raise self._lost(taken[_STATUS].decode(errors="replace"))
         return Executed(bytes(taken[_STDOUT]), bytes(taken[_STDERR]), stopped)
+
+    def _connection(self, length: int) -> ClientConnection:
+        """Open the connection on which the container reads a script of this many bytes.
+
+        Until then nothing has run, so it is tried again while the pod runs. Raises ContainerLost.
+        """
+        access = self.pods.access
+        query = [
+            ("container", _CONTAINER),
+            *(("command", one) for one in run_from_stdin(length)),
+            *((stream, "true") for stream in ("stdin", "stdout", "stderr")),
+        ]
+        path = path_of(_API, self.pods.namespace, "pods", self.name, "exec")
+        host = f"[{access.host}]" if ":" in access.host else access.host
+        url = f"wss://{host}:{access.port}{path}?{urllib.parse.urlencode(query)}"
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return connect(
+                    url,
+                    ssl=access.trusted(),
+                    additional_headers=access.authorization(),
+                    user_agent_header=_AGENT,
+                    subprotocols=[_PROTOCOL],
+                    open_timeout=_ANSWER_SECONDS,
+                    close_timeout=1,
+                    proxy=None,
+                    compression=None,
+                    max_size=None,
+                )
+            except InvalidStatus as refused:
+                why = refusal(bytes(refused.response.body or b"")).message
+            except (OSError, WebSocketException) as problem:
+                why = f"{type(problem).__name__}: {problem}"
+            if self._status().phase != "Running":
+                break
+            time.sleep(attempt)
+        raise self._lost(why)
 
     def close(self) -> None:
         """Delete the pod. Idempotent."""
         status, answer = self.pods.request(HTTPMethod.DELETE, self.name, gracePeriodSeconds="0")
         if status not in {HTTPStatus.OK, HTTPStatus.ACCEPTED, HTTPStatus.NOT_FOUND}:
-            raise RuntimeError(f"the pod {self.name}: {refusal(answer).message}")
+            _log.warning("the pod %s was not deleted: %s", self.name, refusal(answer).message)
 
     def _status(self) -> _Status:
         status, answer = self.pods.request(HTTPMethod.GET, self.name)
         if status != HTTPStatus.OK:
-            raise RuntimeError(f"the pod {self.name}: {refusal(answer).message}")
+            raise ContainerLost(f"the pod {self.name}: {refusal(answer).message}")
         return msgspec.json.decode(answer, type=_Pod).status
 
-    def _why_lost(self, why: str) -> str:
-        try:
-            status = self._status()
-        except RuntimeError as gone:
-            return str(gone)
-        return (status.phase != "Running" and _why(status)) or why
+    def _lost(self, why: str) -> ContainerLost:
+        status = self._status()
+        return ContainerLost((status.phase != "Running" and _why(status)) or why)
 
 
 def _has_exit_status(ended: bytearray) -> bool:

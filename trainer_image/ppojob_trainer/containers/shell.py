@@ -1,22 +1,23 @@
 """Shell in a container: commands one at a time, of which only their files stay.
 
 A command comes with the files that are written before it, as one script for `sh`, through standard
-input: an argument could be too long. Behind it all processes of the container but the first are
-killed. A mark that only the script knows, behind its errors, tells that it came to its end.
+input: an argument could be too long. Before and behind it all processes of the container but the
+first are killed. A random mark behind its errors tells that it came to its end.
 """
 
 import secrets
 import shlex
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Protocol
 
+from ppojob_trainer.errors import StateLost
 from ppojob_trainer.sandbox.process import Outcome
 
-FIRST_PROCESS: Final = ("-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done")
-"""Arguments of `sh` as the first process of a container: it reaps orphans."""
+FIRST_PROCESS: Final = ("-c", "while :; do sleep 3600 & wait $!; done")
+"""Arguments of `sh` as the first process of a container: it reaps orphans, and no signal from the
+container ends it."""
 
 _OUTPUT_BYTES: Final = 1 << 20
 _KILL: Final = "kill -9 -1"  # all processes of the container but the first and this one
@@ -24,8 +25,12 @@ _KILL_SECONDS: Final = 30.0
 _KILLED_STATUS: Final = 137
 
 
-class ContainerLost(Exception):  # noqa: N818  it says what happened
+class ContainerLost(StateLost):
     """The container has ended, with all files in it; the text says why."""
+
+
+class ContainerNotStarted(StateLost):
+    """The container did not start; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,10 @@ class Container(Protocol):
         ...
 
 
-OpenContainer = Callable[[str, str, threading.Event], Container]
-"""(name of the row, image, event of the end) -> its container, behind an earlier one of the row.
+OpenContainer = Callable[[str, str], Container]
+"""(name of the row, image) -> its container, behind an earlier one of the row.
 
-It raises ContainerLost as soon as the event is set, and RuntimeError if the container does not
-start.
+Raises ContainerNotStarted, and ContainerLost if the container has started and is lost.
 """
 
 
@@ -64,14 +68,16 @@ class ContainerShell:
     """Runs the commands of a row in a container.
 
     Args:
-        folder: where commands start; empty: the working folder of the image.
         seconds: time limit of a command.
+        folder: where commands start; empty: the working folder of the image.
+        activate: what each command begins with, such as the activation of an environment.
     """
 
-    def __init__(self, container: Container, folder: str, seconds: float) -> None:
+    def __init__(self, container: Container, seconds: float, folder: str, activate: str) -> None:
         self._container = container
-        self._folder = folder
         self._seconds = seconds
+        self._folder = folder
+        self._activate = activate
 
     def run(self, command: str, files: Mapping[str, str] | None = None) -> Outcome:
         """Run a command of bash, or of sh without it, after files are written, by their paths.
@@ -79,6 +85,7 @@ class ContainerShell:
         Standard output has both streams. Raises ContainerLost, and ValueError for a NUL.
         """
         mark = secrets.token_hex(16)
+        command = f"{self._activate}\n{command}" if self._activate else command
         script = _script(command, self._folder, files or {}, mark)
         done = self._container.execute(script, self._seconds, _OUTPUT_BYTES)
         errors, mark_found, number = done.stderr.partition(mark.encode())
@@ -100,7 +107,7 @@ class ContainerShell:
             raise ContainerLost("it does not end its processes")
 
 
-def prologue(length: int) -> tuple[str, ...]:
+def run_from_stdin(length: int) -> tuple[str, ...]:
     """Return the command that runs a script of this many bytes from its standard input.
 
     It reads no more, since not all connections have an end of input.
@@ -118,7 +125,8 @@ def _script(command: str, folder: str, files: Mapping[str, str], mark: str) -> b
         ]
     shell = '"$(command -v bash || command -v sh)"'
     steps.append(f"{shell} -c {shlex.quote(command)} < /dev/null 2>&1")
-    lines = (" &&\n".join(steps), "s=$?", f"{_KILL} 2> /dev/null", f'printf "{mark}%s" "$s" >&2')
+    kill = f"{_KILL} 2> /dev/null"
+    lines = (kill, " &&\n".join(steps), "s=$?", kill, f'printf "{mark}%s" "$s" >&2')
     script = "\n".join(lines)
     if "\0" in script:
         raise ValueError("got a NUL: a script of sh has none")

@@ -78,7 +78,9 @@ class RowAgents:
                 "the job has no agent of this name",
                 f"one of {', '.join(sorted(self.agents))}, or a name in spec.agent.agents",
             )
-        if self.names_images and BASH_TOOL in map(tool_name, agent.tools):
+        if self.names_images and BASH_TOOL in map(
+            tool_name, shown_tools(row.extra_info, agent.tools)
+        ):
             created = created_tools(row.extra_info).get(BASH_TOOL, b"{}")
             if not msgspec.json.decode(created).get("image"):
                 why, allowed = "spec.agent.containers names no image", "the image of its container"

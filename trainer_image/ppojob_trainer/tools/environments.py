@@ -5,7 +5,6 @@ of its constructor arguments and of the calls so far. So one that is lost with i
 again: another process repeats the calls.
 """
 
-import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.children.user_code import raised
-from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.errors import ConfigError, StateLost
 from ppojob_trainer.rewards.results import read_number
 from ppojob_trainer.tools.wire import CallTool, EndRow, EnvironmentCall, ToolCode
 
@@ -148,10 +147,9 @@ class Environments:
         finally:
             self._close(request.row)
 
-    def close(self) -> None:
-        """Close the environments of all rows. Idempotent."""
-        for name in list(self._rows):
-            self._close(name)
+    def close(self, row: str) -> None:
+        """Close the environments of a row without scores. Idempotent."""
+        self._close(row)
 
     def _row(self, request: CallTool | EndRow) -> _Row:
         """Return a row in the state after its earlier calls."""
@@ -160,8 +158,12 @@ class Environments:
             self._close(request.row)
             row = self._rows[request.row] = _Row(request.row, request.created)
             for earlier in request.before:
-                with contextlib.suppress(BaseException):  # reported when it was first called
+                try:
                     self._call(row, earlier)
+                except StateLost:
+                    raise
+                except BaseException:  # reported when it was first called
+                    continue
         return row
 
     def _close(self, name: str) -> None:

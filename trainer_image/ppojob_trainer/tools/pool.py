@@ -149,35 +149,45 @@ class ToolPool(Closeable):
 
     def _end_row(self, act: Act, row: str) -> Acted:
         calls = [self._environment_call(one) for one in act.before]
-        answers = []
-        for in_shell, has_score in ((False, self._scores), (True, self._shells is not None)):
-            if not has_score and (in_shell or not self._homes.get(row, Home()).is_alive):
-                continue
-            own = self._of_place(calls, in_shell=in_shell)
-            request = EndRow(next(self._numbers), row, act.created, own)
-            limit = max(self._limit(self._tools.index(name)) for name in self._methods)
-            answer = self._answered(request, limit, _END, row, in_shell=in_shell)
-            answers += [answer] * has_score
-        self._homes.pop(row, None)
-        if len(answers) < 2:
-            return Acted(answers)
-        failed = next((one for one in answers if one.failure), answers[0])
-        score = sum(one.reward for one in answers) if not failed.failure else 0.0
-        return Acted([msgspec.structs.replace(failed, reward=score)])
+        ended = [*self._end_in_child(act, row, calls), *self._end_in_container(act, row, calls)]
+        if len(ended) < 2:
+            return Acted(ended)
+        failed = next((one for one in ended if one.failure), None)
+        both = msgspec.structs.replace(ended[0], reward=sum(one.reward for one in ended))
+        return Acted([failed or both])
 
-    def _is_in_shell(self, position: int) -> bool:
+    def _end_in_child(
+        self, act: Act, row: str, calls: Sequence[EnvironmentCall]
+    ) -> Sequence[ToolAnswer]:
+        if not self._scores and not self._homes.get(row, Home()).is_alive:
+            return ()
+        own = self._of_place(calls, in_container=False)
+        limit = max(self._limit(self._tools.index(name)) for name in self._methods)
+        request = EndRow(next(self._numbers), row, act.created, own)
+        answer = self._answered(request, limit, _END, row)
+        self._homes.pop(row, None)
+        return (answer,) if self._scores else ()
+
+    def _end_in_container(
+        self, act: Act, row: str, calls: Sequence[EnvironmentCall]
+    ) -> Sequence[ToolAnswer]:
+        if self._shells is None or BASH_TOOL not in (act.tools or self._tools):
+            return ()
+        own = self._of_place(calls, in_container=True)
+        request = EndRow(next(self._numbers), row, act.created, own)
+        return (self._answered(request, 0.0, _END, row, in_container=True),)
+
+    def _is_in_container(self, position: int) -> bool:
         return self._shells is not None and self._tools[position] == BASH_TOOL
 
     def _of_place(
-        self, calls: Sequence[EnvironmentCall], *, in_shell: bool
+        self, calls: Sequence[EnvironmentCall], *, in_container: bool
     ) -> list[EnvironmentCall]:
         """Return the calls that went to containers of rows, or those to child processes."""
-        return [one for one in calls if self._is_in_shell(one.tool) == in_shell]
+        return [one for one in calls if self._is_in_container(one.tool) == in_container]
 
     def close(self) -> None:
-        """Kill all child processes, also busy ones, and delete containers. Idempotent."""
-        if self._shells is not None:
-            self._shells.close()
+        """Kill all child processes, also busy ones. Idempotent."""
         self._children.close()
 
     def _run(
@@ -197,7 +207,7 @@ class ToolPool(Closeable):
         except WrongArguments as wrong:
             return self._failed("arguments", call, str(wrong))
         number, in_environment = next(self._numbers), call.name in self._methods
-        in_shell = self._is_in_shell(own.tool)
+        in_container = self._is_in_container(own.tool)
         request = CallTool(
             number,
             own.tool,
@@ -206,10 +216,10 @@ class ToolPool(Closeable):
             call.created,
             act.pictures,
             row if in_environment else "",
-            self._of_place(before, in_shell=in_shell) if in_environment else [],
+            self._of_place(before, in_container=in_container) if in_environment else [],
         )
         limit = self._limit(own.tool)
-        answer = self._answered(request, limit, call, instance, in_shell=in_shell)
+        answer = self._answered(request, limit, call, instance, in_container=in_container)
         if in_environment and reached_environment(answer):
             before.append(own)
         return answer
@@ -221,11 +231,11 @@ class ToolPool(Closeable):
         call: ToolCall,
         instance: str,
         *,
-        in_shell: bool = False,
+        in_container: bool = False,
     ) -> ToolAnswer:
         """Have a child or the row's container answer; a failure becomes an answer."""
         try:
-            if in_shell and self._shells is not None:
+            if in_container and self._shells is not None:
                 called = self._shells.answer(request)
             else:
                 called = self._call_child(request, limit)

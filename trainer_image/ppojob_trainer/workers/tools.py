@@ -13,7 +13,6 @@ from ppojob_api.topology import retrieved_tools
 from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_api.well_known import pod_name
 from ppojob_trainer.containers.local import LocalContainers
-from ppojob_trainer.containers.pods import RowPods
 from ppojob_trainer.containers.shell import OpenContainer
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
 from ppojob_trainer.rpc.keys import KeyRing
@@ -57,6 +56,8 @@ def _opened(environment: PodEnvironment, containers: ContainersSpec | None) -> O
     access, config = environment.api_access, environment.config
     if access is None:
         return LocalContainers(containers).open
+    from ppojob_trainer.containers.pods import RowPods  # late: other jobs need no WebSockets
+
     owner = pod_name(config.name, "tools", environment.pod_index)
     pods = RowPods(access, config.namespace, config.name, owner, containers)
     pods.check()
