@@ -27,6 +27,9 @@ On a cluster the controller has it, which writes the status of its PPOJob, and t
 ENV_API_HOST = "KUBERNETES_SERVICE_HOST"
 """Host of the API server; the kubelet sets it, and the port below, in every pod."""
 ENV_API_PORT = "KUBERNETES_SERVICE_PORT"
+ENV_CONTAINER_COMMAND = "PPOJOB_CONTAINER_COMMAND"
+"""Program that starts containers of rows on one machine, and its first arguments; absent: docker or
+podman."""
 ENV_REWARD_VARIABLES = "PPOJOB_REWARD_VARIABLES"
 """Names, separated by spaces, of the variables of the reward pods that reward functions see."""
 ENV_TOOL_VARIABLES = "PPOJOB_TOOL_VARIABLES"

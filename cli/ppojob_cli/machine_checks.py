@@ -11,7 +11,7 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
 from ppojob_api.topology import Device, RoleTopology
 from ppojob_cli import gpus
-from ppojob_trainer.containers.local import ENV_COMMAND, working_command
+from ppojob_trainer.containers.local import working_command
 from ppojob_trainer.models.memory import (
     GIB,
     count_parameters,
@@ -107,7 +107,9 @@ def _check_containers(config: RunConfig) -> Iterator[Problem]:
     if config.spec.agent is None or config.spec.agent.containers is None:
         return
     if isinstance(why := working_command(), str):
-        allowed = f"one of them, a program that {ENV_COMMAND} names, or a cluster"
+        allowed = (
+            f"one of them, a program that {contract.ENV_CONTAINER_COMMAND} names, or a cluster"
+        )
         yield Problem("docker or podman", ABSENT, why, allowed, ReasonCode.REQUIRED)
 
 

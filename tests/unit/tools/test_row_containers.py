@@ -11,10 +11,10 @@ import container_engine
 import pytest
 from bash_rows import Row
 
+from ppojob_api import contract
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.containers.local import (
-    ENV_COMMAND,
     LocalContainers,
     _machine,
     delete_leftovers,
@@ -39,7 +39,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder with the containers of the stand-in."""
     folder = tmp_path_factory.mktemp("containers")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(ENV_COMMAND, f"{sys.executable} {container_engine.__file__}")
+        patched.setenv(
+            contract.ENV_CONTAINER_COMMAND, f"{sys.executable} {container_engine.__file__}"
+        )
         patched.setenv("CONTAINERS", str(folder))
         yield folder
 
@@ -146,8 +148,10 @@ def test_containers_of_an_ended_process_are_deleted(engine: Path) -> None:
 
 
 def test_a_machine_without_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENV_COMMAND, "")
+    monkeypatch.setenv(contract.ENV_CONTAINER_COMMAND, "")
     monkeypatch.setenv("PATH", "/nothing")
     assert working_command() == "docker and podman: not installed"
-    monkeypatch.setenv(ENV_COMMAND, f"{sys.executable} -c 'import sys; sys.exit(\"no daemon\")'")
+    monkeypatch.setenv(
+        contract.ENV_CONTAINER_COMMAND, f"{sys.executable} -c 'import sys; sys.exit(\"no daemon\")'"
+    )
     assert working_command() == "no daemon"

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from ppojob_api import contract
 from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_trainer.containers.shell import (
     FIRST_PROCESS,
@@ -22,9 +23,6 @@ from ppojob_trainer.containers.shell import (
 )
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.sandbox.process import Traffic, raw
-
-ENV_COMMAND: Final = "PPOJOB_CONTAINER_COMMAND"
-"""The program and its first arguments, instead of docker or podman."""
 
 _UNITS: Final = {
     **{"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
@@ -40,7 +38,7 @@ _WHY_CHARACTERS: Final = 500
 
 def working_command() -> Sequence[str] | str:
     """Return the first command that answers, or why none does."""
-    given = os.environ.get(ENV_COMMAND)
+    given = os.environ.get(contract.ENV_CONTAINER_COMMAND)
     commands = [shlex.split(given)] if given else [["docker"], ["podman"]]
     wrong = f"{' and '.join(one[0] for one in commands)}: not installed"
     for command in commands:
