@@ -55,6 +55,10 @@ def labelled(**labels: str) -> Change:
     return lambda metadata, _: metadata["labels"].update(labels)
 
 
+def annotated(key: str, value: str) -> Change:
+    return lambda metadata, _: metadata["annotations"].update({key: value})
+
+
 def owned(kind: str, version: str) -> Change:
     return lambda metadata, _: metadata["ownerReferences"][0].update(kind=kind, apiVersion=version)
 
@@ -80,6 +84,14 @@ WRONG: dict[str, list[Change]] = {
         labelled(**{LABEL_ROW_OF: "other"}),
         labelled(**{"ppojob.dev/job": JOB}),
     ],
+    "metadata.annotations: ": [
+        annotated("k8s.v1.cni.cncf.io/networks", "other"),
+        annotated("container.apparmor.security.beta.kubernetes.io/row", "unconfined"),
+    ],
+    "metadata.finalizers: ": [
+        lambda metadata, _: metadata.update(finalizers=["example.com/never"]),
+    ],
+    "spec.priorityClassName: ": [of_spec(priorityClassName="system-node-critical")],
     "metadata.ownerReferences: ": [
         lambda metadata, _: metadata.pop("ownerReferences"),
         owned("ReplicaSet", "apps/v1"),

@@ -69,6 +69,11 @@ TOOL_RULES = rules(
         only the built-in tool bash runs in them; this tool in agent.tools, or remove it
     must: !self.tools.all(one, has(one.source) || one.name != 'bash')
 
+    spec | agent.containers.startSeconds | OutOfRange | here
+        rows start their containers in a stage; less than timeouts.stageSeconds
+    when: has(self.agent) && has(self.agent.containers)
+    must: self.agent.containers.startSeconds < self.timeouts.stageSeconds
+
     spec.agent | tools | NoEffect | here
         bash has no settings with agent.containers; remove its config
     when: has(self.containers)
