@@ -146,7 +146,7 @@ TOOL_RULES = rules(
 
     spec.agent.tools[] spec.agent.interactions[] | config | NoEffect | here
         a built-in tool or user simulator has no settings; remove it, or give a source
-    when: !has(self.source) && self.name in $BUILT_IN_WORDS && self.name != 'search'
+    when: !has(self.source) && self.name in $BUILT_IN_WORDS && !(self.name in ['bash', 'search'])
 
     spec.agent.tools[] spec.agent.interactions[] | source.function | Required | here
         the name ${self.name} is no name of Python; that of a function or class

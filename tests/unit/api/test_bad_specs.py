@@ -33,6 +33,12 @@ def test_wrong_setting(case: Case) -> None:
         assert str(problem).isprintable()
 
 
+@pytest.mark.parametrize("tool", [name for name, one in TOOLS.items() if one.opens is not None])
+def test_built_in_tools_that_read_settings_may_have_some(tool: str) -> None:
+    agent = f"spec.agent: {{tools: [{{name: {tool}, config: {{readable: [/opt]}}}}]}}"
+    assert not isinstance(validation.validate(changed_job([agent])), list)
+
+
 def test_judging_does_not_change_the_manifest() -> None:
     value = changed_job(["spec.algorithm.type: grp0", "spec.data.train: [{pth: a}, 5]"])
     before = json.dumps(value)
