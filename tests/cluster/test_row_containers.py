@@ -86,7 +86,7 @@ WRONG: dict[str, list[Change]] = {
     ],
     "metadata.annotations: ": [
         annotated("k8s.v1.cni.cncf.io/networks", "other"),
-        annotated("container.apparmor.security.beta.kubernetes.io/row", "unconfined"),
+        annotated("io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel", "true"),
     ],
     "metadata.finalizers: ": [
         lambda metadata, _: metadata.update(finalizers=["example.com/never"]),
@@ -252,7 +252,9 @@ def access(cluster: Cluster, tools: object, tmp_path: Path) -> ApiAccess:
 
 
 @pytest.mark.containers
-def test_commands_of_a_row_run_in_its_pod(cluster: Cluster, access: ApiAccess, base_image: str):
+def test_commands_of_a_row_run_in_its_pod(
+    cluster: Cluster, access: ApiAccess, base_image: str, caplog: pytest.LogCaptureFixture
+):
     """The server of tools runs beside the cluster, with the rights of a tools pod."""
     level = "pod-security.kubernetes.io/enforce=restricted"
     cluster.kubectl("label", "namespace", cluster.namespace, "--overwrite", level)
@@ -285,7 +287,9 @@ def test_commands_of_a_row_run_in_its_pod(cluster: Cluster, access: ApiAccess, b
         assert row.run("cat state") == "ready\none"
         assert row.end().reward == 1.0
         lost = Row(pool, 1, image="localhost/none:1")
-        assert "ErrImage" in lost.run("ls") or "ImagePull" in lost.run("ls")
+        assert [lost.answer("ls").failure for _ in range(2)] == ["died", "died"]
+        assert any("ErrImage" in line or "ImagePull" in line for line in caplog.messages)
+        assert lost.end().reward == 0.0
         assert not [one for one in names_of(cluster) if one.startswith(f"{JOB}-row-")]
     root = agent.containers.model_copy(update={"user": 0})
     with pytest.raises(ConfigError, match=r"containers: got .*user.*: the API server refuses"):
