@@ -26,7 +26,6 @@ class Status(msgspec.Struct):
     """Why the API server refused a request: its `Status`; `message` is its text if it is none."""
 
     message: str = ""
-    reason: str = ""
     details: _Details = field(default_factory=_Details)
 
 

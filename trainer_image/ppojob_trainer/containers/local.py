@@ -19,6 +19,7 @@ from ppojob_trainer.containers.shell import (
     FIRST_PROCESS,
     ContainerNotStarted,
     Executed,
+    digest_of,
     run_from_stdin,
 )
 from ppojob_trainer.errors import ConfigError
@@ -50,17 +51,18 @@ def working_command() -> Sequence[str] | str:
     return wrong
 
 
-def delete_leftovers() -> None:
-    """Delete the containers of processes that have ended."""
-    command = working_command()
-    if isinstance(command, str):
+def delete_leftovers(command: Sequence[str] | None = None) -> None:
+    """Delete the containers of processes that have ended, by the working command."""
+    found = command or working_command()
+    if isinstance(found, str):
         return
-    listed = (*command, "ps", "--all", "--filter", "name=ppojob-", "--format", "{{.Names}}")
+    listed = (*found, "ps", "--all", "--filter", "name=ppojob-", "--format", "{{.Names}}")
     for name in _run(listed).stdout.decode().split():
         ours = _NAME.fullmatch(name)
-        is_here = ours is not None and ours["machine"] == _machine()
-        if ours is not None and is_here and not Path("/proc", ours["owner"]).exists():
-            _delete(command, name)
+        if ours is None or ours["machine"] != _machine():
+            continue
+        if not Path("/proc", ours["owner"]).exists():
+            _delete(found, name)
 
 
 class LocalContainers:
@@ -71,12 +73,11 @@ class LocalContainers:
         if isinstance(command, str):
             raise ConfigError(f"docker or podman: got nothing: {command}; one of them")
         self._spec, self._command = spec, command
-        delete_leftovers()
+        delete_leftovers(command)
 
     def open(self, row: str, image: str) -> "_LocalContainer":
         """Start the container of a row; see `OpenContainer`."""
-        digest = hashlib.sha256(row.encode()).hexdigest()[:16]
-        name, spec = f"ppojob-{_machine()}-{os.getpid()}-{digest}", self._spec
+        name, spec = f"ppojob-{_machine()}-{os.getpid()}-{digest_of(row)}", self._spec
         _delete(self._command, name)
         user = () if spec.user is None else ("--user", str(spec.user))
         runtime = () if spec.runtime_class_name is None else ("--runtime", spec.runtime_class_name)

@@ -1,6 +1,5 @@
 """Pods of rows, which tools pods create on a cluster: a container each, entered by `exec`."""
 
-import hashlib
 import http.client
 import itertools
 import logging
@@ -25,6 +24,7 @@ from ppojob_trainer.containers.shell import (
     ContainerLost,
     ContainerNotStarted,
     Executed,
+    digest_of,
     run_from_stdin,
 )
 from ppojob_trainer.errors import ConfigError
@@ -58,7 +58,6 @@ class _State(msgspec.Struct):
 
 class _States(msgspec.Struct):
     waiting: _State | None = None
-    running: dict[str, str] | None = None
     terminated: _State | None = None
 
 
@@ -118,22 +117,31 @@ class RowPods:
 
     def check(self) -> None:
         """Have the API server check a pod without creating it; raises ConfigError."""
-        manifest = row_pod(self, "0" * 16, "", self.spec.image or "none")
         for wait in (*_WAITS, None):
-            status, answer = self.request(HTTPMethod.POST, body=manifest, dryRun="All")
-            if status == HTTPStatus.CREATED or _QUOTA in refusal(answer).message:
+            why = self._refusal()
+            if not why:
                 return
             if wait is not None:
                 time.sleep(wait)  # it may not know the account's rights yet
         got = shown(self.spec.model_dump(by_alias=True, exclude_unset=True))
         raise ConfigError(
             f"spec.agent.containers: got {got}: the API server refuses the pod of a row: "
-            f"{refusal(answer).message}; what the namespace admits (docs/agents.md)"
+            f"{why}; what the namespace admits (docs/agents.md)"
         )
+
+    def _refusal(self) -> str:
+        """Return why a pod is refused now; empty if it is not, or only for want of room."""
+        try:
+            manifest = row_pod(self, "0" * 16, "", self.spec.image or "none")
+        except ContainerNotStarted as refused:
+            return str(refused)
+        status, answer = self.request(HTTPMethod.POST, body=manifest, dryRun="All")
+        why = refusal(answer).message or f"HTTP {status}"
+        return "" if status == HTTPStatus.CREATED or _QUOTA in why else why
 
     def open(self, row: str, image: str) -> "RowPod":
         """Create the pod of a row and wait until it runs; see `OpenContainer`."""
-        digest = hashlib.sha256(row.encode()).hexdigest()[:16]
+        digest = digest_of(row)
         until = time.monotonic() + self.spec.start_seconds
         pod = RowPod(self, row_pod_name(self.job, digest))
         try:

@@ -5,6 +5,7 @@ input: an argument could be too long. Before and behind it all processes of the 
 first are killed. A random mark behind its errors tells that it came to its end.
 """
 
+import hashlib
 import secrets
 import shlex
 from collections.abc import Callable, Mapping
@@ -105,6 +106,11 @@ class ContainerShell:
         script = f"{_KILL}; printf {mark}".encode()
         if mark.encode() not in self._container.execute(script, _KILL_SECONDS, 1024).stdout:
             raise ContainerLost("it does not end its processes")
+
+
+def digest_of(row: str) -> str:
+    """Return 16 hexadecimal digits for the name of a row, for that of its container."""
+    return hashlib.sha256(row.encode()).hexdigest()[:16]
 
 
 def run_from_stdin(length: int) -> tuple[str, ...]:

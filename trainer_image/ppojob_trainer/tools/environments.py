@@ -145,17 +145,13 @@ class Environments:
             scores = [self._run(environment.score()) for environment in objects]
             return sum(read_number(score, "a score is a number") for score in scores)
         finally:
-            self._close(request.row)
-
-    def close(self, row: str) -> None:
-        """Close the environments of a row without scores. Idempotent."""
-        self._close(row)
+            self.close(request.row)
 
     def _row(self, request: CallTool | EndRow) -> _Row:
         """Return a row in the state after its earlier calls."""
         row = self._rows.get(request.row)
         if row is None or row.calls != request.before or row.is_lost:
-            self._close(request.row)
+            self.close(request.row)
             row = self._rows[request.row] = _Row(request.row, request.created)
             for earlier in request.before:
                 try:
@@ -166,7 +162,8 @@ class Environments:
                     continue
         return row
 
-    def _close(self, name: str) -> None:
+    def close(self, name: str) -> None:
+        """Close the environments of a row without their scores. Idempotent."""
         row = self._rows.pop(name, None)
         for environment in row.objects.values() if row else ():
             close = getattr(environment, "close", None)
