@@ -29,6 +29,34 @@ def ask(messages, query):
 """
 
 
+PROGRAM = """
+import base64, json, os, urllib.request
+
+def ask(messages):
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(address, body) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+def screen(text):
+    \"\"\"A picture that depends on what the model has said.\"\"\"
+    wide, high = 8 + len(text) % 9, 8
+    pixels = bytes(sum(text.encode()) * n % 251 for n in range(3 * wide * high))
+    file = base64.b64encode(f"P6 {wide} {high} 255\\n".encode() + pixels).decode()
+    return {"type": "image_url", "image_url": {"url": "data:image/x-portable-pixmap;base64," + file}}
+
+def look(messages, query):
+    \"\"\"Two turns behind the prompt, and then each in a context with the last two pictures.\"\"\"
+    asked = {"type": "text", "text": query}
+    shown = [messages[0]["content"][0]]
+    for turn in range(4):
+        said = ask(messages)
+        shown.append(screen(said["content"]))
+        messages = [*messages, said, {"role": "user", "content": [asked, shown[-1]]}]
+        if turn:
+            messages = [{"role": "user", "content": [*shown[-2:], asked]}]
+    return len(said["content"]) / 8
+"""
 ZOOM = """
 from verl.tools.schemas import ToolResponse
 
@@ -276,12 +304,14 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
 
 
 @pytest.mark.long
-def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("ask", USER), ("look", PROGRAM)])
+def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, code: str) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns."""
-    model = make_folder(tmp_path)
-    write_rows(tmp_path / "train.parquet", interaction_kwargs={"name": "ask", "query": "so"})
-    (tmp_path / "ask.py").write_text(USER)
-    user = {"name": "ask", "source": {"path": str(tmp_path / "ask.py")}}
+    model, is_program = make_folder(tmp_path), name == "look"
+    write_rows(tmp_path / "train.parquet", interaction_kwargs={"name": name, "query": "so"})
+    (tmp_path / "users.py").write_text(code)
+    user = {"name": name, "source": {"path": str(tmp_path / "users.py")}}
+    user["interface"] = "openai" if is_program else "messages"
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
     job = picture_job(
         tmp_path,
@@ -290,11 +320,17 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
         roles={"actorRollout": SHARED},
         model=model,
     )
-    job["data"] |= {"maxPromptTokens": 64, "maxResponseTokens": 64}
+    job["data"] |= {"maxPromptTokens": 64, "maxResponseTokens": 160 if is_program else 64}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
-    calm = run_twice(manifest, *POINTS, seconds=600)
+    points = ("rpc.act.answer.before@9=kill",) if is_program else ()
+    calm = run_twice(manifest, *POINTS, *points, seconds=600)
     steps = run_folders.assert_trained(calm, 3, limit=1e-6)
     assert max(record["num_turns/max"] for record in steps) > 3
+    if is_program:
+        shown = [row["pictures"] for row in run_folders.rows(calm, 1)]
+        assert max(record["num_contexts/max"] for record in steps) == 3
+        assert max(map(len, shown)) == 5
+        assert len({one["file"] for files in shown for one in files}) > 9
 
 
 @pytest.mark.long

@@ -102,7 +102,7 @@ class Form:
         assert not tools
         return {"role": "assistant", "content": self.decode_turn(written)}
 
-    def encode_request(self, written: Sequence[int], asked: ModelRequest) -> list[int]:
+    def encode_request(self, written: Sequence[int], asked: ModelRequest, _: bytes) -> list[int]:
         if not asked.begins_context:
             return [
                 token

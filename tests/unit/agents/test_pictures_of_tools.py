@@ -1,8 +1,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from driven_rows import ASKS, PROGRAM
 from padded_reference import whole_logprobs
 from seeing_models import FILMED, save_seeing_model
 from tiny_models import NAMES, PICTURE, SEEING_TEMPLATE, TEMPLATE, VIDEO, picture, save_tokenizer
@@ -16,7 +18,7 @@ from ppojob_trainer.agents.driver import Driver
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.media.pictures import opened, packed, unpacked
+from ppojob_trainer.data.media.pictures import hash_of, hashed_part, opened, packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
@@ -29,7 +31,8 @@ from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import SamplingParams
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
-from ppojob_trainer.rpc.messages.rollout import PromptTokens
+from ppojob_trainer.rpc.messages.rollout import Interaction, PromptTokens
+from ppojob_trainer.tools.wire import ModelRequest
 from ppojob_trainer.workers.row_store import OwnedRows, build_rows
 
 TOKEN, END = NAMES.index(PICTURE), NAMES.index("<|im_end|>")
@@ -76,6 +79,19 @@ def said_with(number: int) -> str:
     return f"It is {number}." if number else ""
 
 
+class Asking(Showing):
+    """A program that sends a picture in the context of the prompt, and then two in a new one."""
+
+    def wait(self, started: tuple[int, int]) -> list[ToolAnswer]:
+        _, turn = started
+        files = unpacked(super().wait(started)[0].pictures)[:turn]
+        parts = [hashed_part(hash_of(one)) for one in files]
+        content = [*parts, {"type": "text", "text": "Now?"}]
+        messages = [{"role": "user", "content": content}] if turn else []
+        asked = msgspec.json.encode(ModelRequest(messages, turn == 2))
+        return [ToolAnswer("", asked=asked, pictures=packed(files))]
+
+
 class Processor(Qwen2_5_VLProcessor):
     """transformers' own, without its class of videos, which wants torchvision."""
 
@@ -114,12 +130,17 @@ def prompts_of(form: Calling) -> list[PromptTokens]:
 
 
 def drawn_rows(
-    folder: Path, form: Calling, tools: Showing, prompts: Sequence[PromptTokens] = ()
+    folder: Path,
+    form: Calling,
+    tools: Showing,
+    prompts: Sequence[PromptTokens] = (),
+    user: Interaction | None = None,
 ) -> list[Episode]:
     model = load_model(folder)
     attach_tower(model, folder, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=512, max_sequences=8)
     agent = AgentSpec(max_parallel_calls=2, max_user_turns=2, turn_tokens=7, cut_turns="go_on")
+    agent = agent.model_copy(update={"interactions": (ASKS,)})
     sampling = SamplingParams(1.0, 1.0, -1, 1, (END,))
     episodes = [
         Episode(
@@ -130,6 +151,7 @@ def drawn_rows(
             agent,
             400,
             form,
+            user,
             pictures=prompt.pictures,
         )
         for prompt in prompts or prompts_of(form)
@@ -177,6 +199,28 @@ def test_engine_trainer_and_transformers_say_the_same(tmp_path: Path, kind: str)
     second = [seen for number, seen in tools.given if number == 0][1]
     assert [one.file for one in second] == files_of(episodes[0])[:3]
     assert [(one.width, one.height) for one in second][:2] == [(40, 16), (16, 8)]
+
+
+def test_contexts_of_a_program_have_pictures_of_their_own(tmp_path: Path) -> None:
+    whole = save_seeing_model(tmp_path, tie_word_embeddings=True)
+    form = form_of(tmp_path)
+    episodes = drawn_rows(tmp_path, form, Asking(), user=PROGRAM)
+    made = build_rows(0, prompts_of(form), SAMPLES, [row.trajectory for row in episodes])
+    assert_trainer_says_the_same(tmp_path, made)
+    compared = 0
+    for row in episodes:
+        *before, given, drawn = row.trajectory.segments
+        assert (given.begins_context, len(row.trajectory.pictures)) == (True, 3)
+        assert sum(one.begins_context for one in before) == 0
+        if TOKEN in drawn.tokens:
+            continue
+        files = packed([one.file for one in row.trajectory.pictures[1:]])
+        with torch.no_grad():
+            prompt, response = torch.tensor(given.tokens), torch.tensor(drawn.tokens)
+            said = whole_logprobs(whole, tmp_path, prompt, files, response)
+        torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=0, atol=1e-5)
+        compared += 1
+    assert compared > 1
 
 
 def test_tools_show_pictures_behind_a_video_which_they_are_not_given(tmp_path: Path) -> None:
@@ -244,6 +288,7 @@ def test_a_template_shows_pictures_of_tools_or_is_known_not_to(tmp_path: Path) -
     for template, shows in ((BRACKETED, True), (trimmed, True), (TEMPLATE, False)):
         form = form_of(tmp_path, template)
         assert shows_pictures(form.template, TOOLS) is shows
+        assert shows_pictures(form.template, [], "user") is shows
         if shows:
             shown, end = packed([picture("red")]), [END]
             ids = form.encode_answers(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])

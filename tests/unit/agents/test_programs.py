@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seeing_models import save_seeing_model
+from tiny_models import PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 from tool_calls import turn_of
 from turn_templates import ChatInProcess, write_family
 
@@ -10,6 +12,13 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm
+from ppojob_trainer.data.media.pictures import (
+    behind_pictures,
+    data_url,
+    packed,
+    unpacked,
+    with_parts,
+)
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
@@ -137,6 +146,20 @@ def responds(messages, streams):
                   {"type": "function_call_output", "call_id": last["call_id"],
                    "output": str(int(told["a"] + told["b"]))}]
 
+def looks(messages, url):
+    """Sees another picture in its context, and begins one with both by the other API."""
+    ((seen, words),) = (one["content"] for one in messages)
+    assert words == {"type": "text", "text": "What?"}
+    shot = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    talk = [*messages, ask(messages)["message"], {"role": "user", "content": [
+        {"type": "text", "text": "No"}, {"type": "text", "text": "w:"}, shot]}]
+    ask(talk)
+    both = [{"type": "input_image", "image_url": seen["image_url"]["url"]},
+            {"type": "input_image", "image_url": url}, {"type": "input_text", "text": "Same?"}]
+    body = json.dumps({"input": [{"role": "user", "content": both}]}).encode()
+    urllib.request.urlopen(ADDRESS.replace("chat/completions", "responses"), body).close()
+    return 1.0
+
 def leaves(messages):
     """Starts what does not end with its group."""
     started = subprocess.Popen(["sleep", "100"], start_new_session=True)
@@ -188,7 +211,7 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "responds", "leaves")
+NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "responds", "leaves", "looks")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -220,16 +243,24 @@ def pool(file: Path):
 class Row:
     """A row whose turns are given in place of those of an engine."""
 
-    def __init__(self, form: ChatForm, spec: AgentSpec, name: str, tokens: int = 4000, **told: Any):
+    def __init__(
+        self,
+        form: ChatForm,
+        spec: AgentSpec,
+        name: str,
+        tokens: int = 4000,
+        prompt: list[dict[str, str]] = PROMPT,
+        files: bytes = b"",
+        **told: Any,
+    ):
         self.form, self.asked, self.answers = form, list[Request](), list[ToolAnswer]()
-        (prompt,) = form.chat.encode_chats([PROMPT])
+        (ids,) = form.chat.encode_chats([with_parts(prompt, unpacked(files))])
         arguments = json.dumps({"name": name, **told}).encode()
-        user = Interaction(name, arguments, json.dumps(PROMPT).encode())
+        user = Interaction(name, arguments, json.dumps(prompt).encode())
         sampling = SamplingParams(1.0, 1.0, -1, 1)
-        self.prompt = tuple(prompt)
-        self.episode = Episode(
-            "r", self.prompt, sampling, lambda _: 0, spec, tokens, form, user, place="r"
-        )
+        self.prompt = tuple(form.pictures.expanded(ids, files) if form.pictures else ids)
+        row = ("r", self.prompt, sampling, lambda _: 0, spec, tokens, form, user)
+        self.episode = Episode(*row, place="r", pictures=files)
 
     def play(
         self, pool: ToolPool, *turns: str | tuple[int, ...], end: FinishReason | None = None
@@ -237,7 +268,8 @@ class Row:
         """Have the turns drawn, texts with an end, tokens without; all are wanted."""
         episode, wanted, left = self.episode, self.episode.opening(), list(turns)
         while wanted.calls:
-            said = pool.start(turn_of(3, wanted.calls)).result().answers
+            seen = episode.seen_by(wanted.calls)
+            said = pool.start(turn_of(3, wanted.calls, pictures=seen)).result().answers
             self.answers += episode.add_answers(wanted.calls, said)
             if episode.state.is_over:
                 break
@@ -301,6 +333,38 @@ def test_calls_are_told_and_answered_in_openais_forms(name, told, form, pool, fi
 
 
 @pytest.mark.processes
+def test_pictures_of_requests_are_those_of_the_row(pool: ToolPool, file: Path, tmp_path: Path):
+    save_seeing_model(tmp_path)
+    save_tokenizer(tmp_path, template=SEEING_TEMPLATE)
+    chat = ChatInProcess(tmp_path)
+    form = ChatForm(chat, TurnTemplate(chat), FORMATS["hermes"], [], chat.pictures)
+    held, shot = picture("red", (40, 20)), picture("blue", (16, 9))
+    asked = [{"role": "user", "content": "<image>What?"}]
+    row = Row(
+        form, agent(file, *NAMES), "looks", prompt=asked, files=packed([held]), url=data_url(shot)
+    )
+    episode = row.play(pool, "Red.", "Blue.", "No.")
+    first, second, third = row.asked
+    assert (first.prompt, first.pictures) == (row.prompt, packed([held]))
+    whole = [{"role": "user", "content": behind_pictures("Same?", 2)}]
+    assert (second.pictures, third.pictures) == (packed([held, shot]), packed([held, shot]))
+    (ids,) = form.chat.encode_chats([whole])
+    assert list(third.prompt) == form.pictures.expanded(ids, third.pictures)
+    head, tail = "Red.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    marks = PICTURE * len(form.pictures.tokens_of(shot)[1])
+    assert row.shown(1) == f"{row.shown(0)}{head}Now:{marks}{tail}"
+    assert [one.file for one in episode.trajectory.pictures] == [shot, held, shot]
+    response = [*row.prompt, *episode.trajectory.tokens]
+    starts = [one.start + len(row.prompt) for one in episode.trajectory.pictures]
+    assert starts[0] == second.later[0]
+    for asked, later in ((second, starts[:1]), (third, starts[1:])):
+        at = later[0] - asked.later[0]
+        assert tuple(response[at : at + len(asked.prompt)]) == asked.prompt
+        assert [one - at for one in later] == list(asked.later)
+    assert (episode.figures.turn_scores, episode.figures.contexts) == ([0.0, 0.0, 1.0], 2)
+
+
+@pytest.mark.processes
 def test_the_same_request_again_is_another_context(form: ChatForm, pool: ToolPool, file: Path):
     row = Row(form, agent(file, *NAMES), "again")
     assert row.play(pool, "One.", "Two.").figures.turn_scores == [0.0, 1.0]
@@ -334,7 +398,24 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
     assert episode.trajectory.experts == whole
 
 
+def sees(url: str) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"instead": [{"role": "user", "content": [part]}]}
+
+
 BAD = {
+    "picture": (
+        sees("data:image/png;base64,AAAA"),
+        "a picture: the model, its chat template, critic or reference takes none behind a prompt",
+    ),
+    "address of a picture": (
+        sees("https://a.b/c.png"),
+        "image_url 'https://a.b/c.png': an image is sent as data:image/png;base64,...",
+    ),
+    "file in no base64": (
+        sees("data:image/png;base64,A A!"),
+        "'data:image/png;base64,A A!': a picture is a file in base64",
+    ),
     "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is sampled with 1.0; omit it"),
     "n": ({"n": 2}, "n 2: supported: 1; omit it"),
     "tool_choice": (

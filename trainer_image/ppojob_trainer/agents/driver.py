@@ -165,7 +165,7 @@ class Driver:
         """Let a row wait for its answers; starts its calls."""
         episode, started = self._episodes[number], None
         if wanted.calls:
-            state, seen = episode.state, episode.seen
+            state, seen = episode.state, episode.seen_by(wanted.calls)
             started = self._tools.start(number, state.answered, wanted.calls, seen, state.acted)
         self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)
 

@@ -19,7 +19,13 @@ import msgspec
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.media.pictures import LaterPicture, clip_of, packed, unpacked
+from ppojob_trainer.data.media.pictures import (
+    LaterPicture,
+    is_picture,
+    packed,
+    unpacked,
+    with_hashed_parts,
+)
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
@@ -62,6 +68,9 @@ class Episode:
     def __post_init__(self) -> None:
         if self.state.conversation is None and self.user is not None:
             prompt, drawn = _messages(self.user.prompt), self.sampling
+            if self._is_program and self._form.pictures is not None:
+                files = [file for file in unpacked(self.pictures) if is_picture(file)]
+                prompt = with_hashed_parts(prompt, files)
             named = {"temperature": drawn.temperature, "top_p": drawn.top_p}
             sampling = named if self._is_program else {}
             self.state.conversation = Conversation(prompt, len(prompt), sampling=sampling)
@@ -101,12 +110,16 @@ class Episode:
             later=tuple(len(before) + one.start - begin for one in shown),
         )
 
-    @property
-    def seen(self) -> list[SeenPicture] | None:
-        """Return the pictures of its context so far; None if tools cannot show it any."""
-        if (form := self._form.pictures) is None:
+    def seen_by(self, calls: Sequence[ToolCall]) -> list[SeenPicture] | None:
+        """Return the pictures that go with calls; None if they cannot show it any.
+
+        Tools get those of its context so far, a program those of the prompt.
+        """
+        form = self._form.pictures
+        if form is None or (calls[0].to_user and not self._is_program):
             return None
-        files = [file for file in unpacked(self._pictures) if clip_of(file) is None]
+        shown = self.pictures if self._is_program else self._pictures
+        files = [file for file in unpacked(shown) if is_picture(file)]
         return [SeenPicture(file, *form.size_of(file)) for file in files]
 
     @property
@@ -266,7 +279,7 @@ class Episode:
         opens, wrong = not conversation.user_turns, ""
         given: list[int] = []
         try:
-            given = self._form.encode_request(state.written, request)
+            given = self._form.encode_request(state.written, request, answer.pictures)
         except BadChatTemplate as refused:
             wrong = str(refused)
         if opens and len(given) >= self.response_tokens:
@@ -279,10 +292,8 @@ class Episode:
             state.answered += 1
             return answer
         conversation.add_request(request)
-        if request.begins_context:
-            self._begin_context(given)
-        else:
-            self._append_given(given)
+        add = self._begin_context if request.begins_context else self._append_given
+        add(given, unpacked(answer.pictures))
         return answer
 
     def _refused(self, answer: ToolAnswer, why: str) -> ToolAnswer:
@@ -290,12 +301,12 @@ class Episode:
         _LOG.warning("%s: %s", self.place, why)
         return msgspec.structs.replace(answer, text=why, failure="raised", ends=True)
 
-    def _begin_context(self, given: Sequence[int]) -> None:
+    def _begin_context(self, given: Sequence[int], shown: Sequence[bytes] = ()) -> None:
         """Begin a new context with these tokens alone."""
         state = self.state
         read = _tokens(state.segments[state.context :])
         read += len(self.prompt) if state.contexts == 1 else 0
-        if self._append_given(given, begins_context=True):
+        if self._append_given(given, shown, begins_context=True):
             # The engine has generated the last token without reading it, so it has no experts for
             # it.
             of_token = len(state.experts) // max(1, read - 1)

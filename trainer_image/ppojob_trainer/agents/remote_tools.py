@@ -66,7 +66,7 @@ class RemoteTools:
             if not mine:
                 continue
             own = [self._with_arguments(calls[place], prompt) for place in mine]
-            seen = None if peers is self.retrievers or own[0].to_user else pictures
+            seen = None if peers is self.retrievers else pictures
             earlier = [] if peers is self.retrievers else before
             act = Act(batch, row, turn, own, prompt.tools, seen, list(earlier))
             requests.append(self._call(label, peers[row % len(peers)], act))

@@ -12,7 +12,7 @@ from ppojob_api.problem import shown
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import behind_pictures, packed, unpacked
+from ppojob_trainer.data.media.pictures import HASH, behind_pictures, packed, unpacked
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
@@ -79,9 +79,21 @@ class ChatForm:
         ]
         return {"role": "assistant", "content": content, "tool_calls": written_calls}
 
-    def encode_request(self, written: Sequence[int], request: ModelRequest) -> list[int]:
-        """Return the tokens of a program's request."""
-        messages, tools = request.messages, request.tools
+    def encode_request(
+        self, written: Sequence[int], request: ModelRequest, pictures: bytes = b""
+    ) -> list[int]:
+        """Return the tokens of a program's request; `pictures` are those of its messages."""
+        ids, count = self._encode_texts(written, request), len(unpacked(pictures))
+        if not count:
+            return ids
+        if self.pictures is None or ids.count(self.pictures.token) != count:
+            why = "the chat template does not show each of them once"
+            raise self.template.refusal(f"messages with {count} pictures", why)
+        return self.pictures.expanded(ids, pictures)
+
+    def _encode_texts(self, written: Sequence[int], request: ModelRequest) -> list[int]:
+        """Return the tokens of a request, one for each picture."""
+        messages, tools = [_without_hashes(one) for one in request.messages], request.tools
         if not messages:
             return []
         if request.begins_context:
@@ -162,6 +174,15 @@ class ChatForm:
         named = {tool_name(schema): schema for schema in self.tools}
         chosen = [named[name] for name in tools if name in named] if tools else self.tools
         return self.template.begun(messages, chosen)
+
+
+def _without_hashes(message: Message) -> Message:
+    """Return a message whose pictures are parts as chat templates take them."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return message
+    parts = [{key: value for key, value in one.items() if key != HASH} for one in content]
+    return {**message, "content": parts}
 
 
 def _with_objects(message: Message) -> Message:

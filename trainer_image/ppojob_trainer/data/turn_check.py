@@ -47,12 +47,12 @@ def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
     return len(texts) == 2
 
 
-def shows_pictures(template: TurnTemplate, tools: Tools) -> bool:
-    """Whether a chat template renders a picture in a tool message, for a model with pictures."""
+def shows_pictures(template: TurnTemplate, tools: Tools, role: str = "tool") -> bool:
+    """Whether a chat template renders a picture in a message, for a model with pictures."""
     if not isinstance(form := template.chat.pictures, PictureForm):
         return False
     try:
-        ids = template.delta([{"role": "tool", "content": behind_pictures("It.", 1)}], tools)
+        ids = template.delta([{"role": role, "content": behind_pictures("It.", 1)}], tools)
     except BadChatTemplate:
         return False
     return ids.count(form.token) == 1

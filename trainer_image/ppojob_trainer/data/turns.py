@@ -107,7 +107,7 @@ class TurnTemplate:
         """
         rest = self.render(messages, tools, open_turn=True)
         pieces, bodies = [], []
-        for body in (str(message["content"]) for message in messages):
+        for body in (text for message in messages for text in _texts(message)):
             if not any(self.text.marks(body)):
                 continue
             found = next((text for form in _FORMS if (text := form(body)) in rest), None)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 from PIL import Image
 
 from ppojob_api.problem import printable
-from ppojob_trainer.data.media.pictures import encoded
+from ppojob_trainer.data.media.pictures import MOST_BYTES, encoded
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
 
@@ -67,14 +67,27 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
 
 def response(text: str, images: Sequence[Json]) -> object:
     """Build the input of `read_answer` from a service's text and pictures in base64."""
-    files = []
-    for image in images:
-        text_of_file = str(image).rpartition(";base64,")[2]  # also a data URL
-        try:
-            files.append(base64.b64decode("".join(text_of_file.split()), validate=True))
-        except ValueError:
-            raise BadResult("BadAnswer", shown(image), "a picture is a file in base64") from None
+    files = [file_in_base64(image) for image in images]
     return SimpleNamespace(text=text, image=files, video=None) if files else text
+
+
+def file_in_base64(image: Json) -> bytes:
+    """Decode a picture, also of a `data:` URL."""
+    text = str(image).rpartition(";base64,")[2]
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise BadResult("BadAnswer", shown(image), "a picture is a file in base64") from None
+
+
+def check_pictures(pictures: Sequence[bytes], *, are_shown: bool) -> None:
+    """Refuse pictures that the model cannot be shown, or that are too large together."""
+    if pictures and not are_shown:
+        why = "the model, its chat template, critic or reference takes none behind a prompt"
+        raise BadResult("BadAnswer", "a picture", why)
+    if (size := sum(map(len, pictures))) > MOST_BYTES:
+        why = f"all pictures of a row together have at most {MOST_BYTES}"
+        raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
 
 
 def read_reply(value: object) -> Reply:

@@ -19,14 +19,13 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised, run_coroutine
-from ppojob_trainer.data.media.pictures import MOST_BYTES
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools import wire
-from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
+from ppojob_trainer.tools.answers import check_pictures, for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import (
@@ -130,19 +129,15 @@ class Tools:
             self._imports.enter(tool.folder)
             value = self._finished(self._called(tool, request))
             if isinstance(value, wire.ModelRequest):
-                return wire.ToolCalled(number, ToolAnswer("", asked=_encode_json(value)))
+                asked = _encode_json(msgspec.structs.replace(value, pictures=[]))
+                return wire.ToolCalled(number, ToolAnswer("", asked=asked), value.pictures)
             if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
                 encoded = _encode_json(context) if context else b""
                 reply = ToolAnswer(text, score, ends=ends, context=encoded)
                 return wire.ToolCalled(number, reply)
             text, pictures, reward = read_answer(value)
-            if pictures and request.pictures is None:
-                why = "the model, its chat template, critic or reference takes none of tools"
-                raise BadResult("BadAnswer", "a picture", why)
-            if (size := sum(map(len, pictures))) > MOST_BYTES:
-                why = f"all pictures of a row together have at most {MOST_BYTES}"
-                raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
+            check_pictures(pictures, are_shown=request.pictures is not None)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
             return wire.ToolCalled(number, ToolAnswer(text, reward), pictures)
@@ -161,7 +156,9 @@ class Tools:
             return self._environments.call(request)
         decode = _decode_conversation if tool.is_user else _decode_json
         created = _decode_json(request.created)
-        given = () if tool.is_user else (request.pictures or [],)
+        given: tuple[object, ...] = () if tool.is_user else (request.pictures or [],)
+        if isinstance(tool.call, Program):
+            given = (request.pictures,)
         return tool.call(decode(request.arguments), created, request.instance, *given)
 
     def _finished(self, value: object) -> object:
@@ -189,7 +186,7 @@ class Tools:
         folder = str(Path(path).resolve().parent) if path else ""
         self._imports.enter(folder)
         if isinstance(one, wire.UserCode):
-            user: User
+            user: User | Program
             if self._listener and one.interface == "openai":
                 user = Program(load_program(path, name, one, modules), self._listener)
             else:

@@ -198,7 +198,9 @@ class ToolPool(Closeable):
         if call.to_user:
             position = len(self._tools) + self._users.index(call.name)
             arguments = call.arguments.encode()
-            request = CallTool(next(self._numbers), position, instance, arguments, call.created)
+            request = CallTool(
+                next(self._numbers), position, instance, arguments, call.created, act.pictures
+            )
             return self._answered(request, self._limit(position), call, instance)
         if call.name not in known or call.name not in self._tools:
             return self._failed("unknown", call, ", ".join(known))

@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,9 +24,11 @@ from ppojob_api.problem import shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.children.user_code import raised
+from ppojob_trainer.data.media.pictures import HASH, data_url, hash_of, pictures_of
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
+from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools.loop import without_name
 from ppojob_trainer.tools.requests import (
     CHAT,
@@ -70,15 +72,21 @@ class Program:
     listener: socket.socket
 
     def __call__(
-        self, conversation: Conversation, arguments: dict[str, Json], _row: str
+        self,
+        conversation: Conversation,
+        arguments: dict[str, Json],
+        _row: str,
+        pictures: Sequence[SeenPicture] | None = None,
     ) -> ModelRequest | tuple[bool, str, float | None]:
         """Return its next request after its answered ones, or its end.
 
+        `pictures` are those of the prompt; None if the model cannot be shown others behind it.
         Raises ProgramRaised, or BadResult if it sends another request than before, or two at once.
         """
         while select.select([self.listener], [], [], 0)[0]:  # connections of an earlier run
             self.listener.accept()[0].close()
-        prompt = conversation.messages[: conversation.prompt]
+        files = {hash_of(one.file): one.file for one in pictures or ()}
+        prompt = [_sent(one, files) for one in conversation.messages[: conversation.prompt]]
 
         def run_once(ended: int) -> None:
             outcome = _outcome(lambda: self.function(prompt, **without_name(arguments)))
@@ -87,7 +95,7 @@ class Program:
         # A process, so that it can be killed while it waits for an answer, with its children, which
         # could send requests during another row.
         with guardian.guarded(run_once) as (process, ended):
-            run = _Run(conversation, self.listener, process)
+            run = _Run(conversation, self.listener, process, pictures is not None)
             while True:
                 ready, _, _ = select.select([self.listener.fileno(), ended], [], [])
                 if self.listener.fileno() not in ready:
@@ -113,7 +121,14 @@ def open_listener() -> socket.socket:
 class _Run:
     """One run of a program, in its process, with its answered requests."""
 
-    def __init__(self, conversation: Conversation, listener: socket.socket, process: int) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        listener: socket.socket,
+        process: int,
+        takes_pictures: bool,
+    ) -> None:
+        self._takes_pictures = takes_pictures
         self._conversation = conversation
         self._process = process
         self._listener = listener
@@ -139,7 +154,9 @@ class _Run:
             return 404, _error(f"got {shown(path)}: not served here; {served}")
         try:
             asked = form.read(decode_body(body))
-            request = read_request(asked, self._conversation.sampling)
+            request = read_request(
+                asked, self._conversation.sampling, takes_pictures=self._takes_pictures
+            )
         except BadResult as bad:
             return 400, _error(f"got {bad.got}: {bad.why}")
         number, conversation = self._answered, self._conversation
@@ -190,7 +207,8 @@ class _Run:
         else:
             continues &= not later  # the prompt of the data is tokenised already
         asked = later if continues else messages
-        return ModelRequest(asked, not continues, tools, limit, stop)
+        files = pictures_of(asked, request.files)
+        return ModelRequest(asked, not continues, tools, limit, stop, files)
 
     def _refuse_another(self) -> None:
         if select.select([self._listener], [], [], 0)[0]:
@@ -266,11 +284,24 @@ async def awaited(value: Awaitable[object]) -> object:
     return await value
 
 
+def _sent(message: Message, files: Mapping[str, bytes]) -> Message:
+    """Return a message of the prompt as a program sends it."""
+
+    def sent(part: Message) -> Message:
+        if HASH not in part:
+            return part
+        return {"type": "image_url", "image_url": {"url": data_url(files[part[HASH]])}}
+
+    if not isinstance(content := message["content"], list):
+        return message
+    return {**message, "content": list(map(sent, content))}
+
+
 def _normalised(messages: list[Message]) -> list[Message]:
     """Normalise messages as those of requests; unchanged if no request could have them."""
     try:
         return [read_message(one) for one in messages]
-    except BadResult:  # a prompt with pictures
+    except BadResult:  # a prompt with pictures that no request can have
         return messages
 
 

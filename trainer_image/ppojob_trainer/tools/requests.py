@@ -6,13 +6,14 @@ say, would be trained on tokens of the job's temperature.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ppojob_trainer.data.media.pictures import HASH, hash_of, hashed_part, pictures_of
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, shown
-from ppojob_trainer.tools.answers import REPLY_CHARACTERS
+from ppojob_trainer.tools.answers import REPLY_CHARACTERS, check_pictures, file_in_base64
 from ppojob_trainer.tools.wire import Message, ModelTurn
 
 _ROLES: Final = {"developer": "system"} | {
@@ -52,6 +53,7 @@ class ChatRequest(NamedTuple):
     model: Json  # repeated in the answer
     stream: bool  # whether the answer is sent as events
     with_usage: bool  # whether one of them has the numbers of tokens
+    files: dict[str, bytes]  # pictures of the messages, by their hashes
 
     @property
     def decides(self) -> tuple[object, ...]:
@@ -67,7 +69,9 @@ def decode_body(body: bytes) -> Message:
         raise _refused("a body that is not a JSON object", str(error)) from None
 
 
-def read_request(request: Message, sampling: Mapping[str, float]) -> ChatRequest:
+def read_request(
+    request: Message, sampling: Mapping[str, float], *, takes_pictures: bool
+) -> ChatRequest:
     """Read a request; `sampling` are settings of the job that it may repeat."""
     supported = _VALUES | {key: (value,) for key, value in sampling.items()}
     for key, value in request.items():
@@ -83,12 +87,14 @@ def read_request(request: Message, sampling: Mapping[str, float]) -> ChatRequest
     limit = next((one for one in limits if one is not None), 0)
     if type(limit) is not int or (limit < 1 and limits != [None, None]):
         raise _refused(f"max_tokens {shown(limit)}", "a number of tokens, at least 1")
-    messages = _named([read_message(one) for one in _listed(request, "messages")])
+    files: dict[str, bytes] = {}
+    messages = _named([read_message(one, files) for one in _listed(request, "messages")])
     if not messages or messages[-1]["role"] == "assistant":
         why = "the last message must be one for the model to answer"
         raise _refused(f"messages {shown(request.get('messages'))}", why)
-    if (size := sum(len(one["content"]) for one in messages)) > REPLY_CHARACTERS:
+    if (size := sum(len(str(one["content"])) for one in messages)) > REPLY_CHARACTERS:
         raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
+    check_pictures(pictures_of(messages, files), are_shown=takes_pictures)
     tools = [_tool(one) for one in _listed(request, "tools")]
     if (choice := request.get("tool_choice")) == "none" and tools:
         raise _refused(
@@ -97,7 +103,7 @@ def read_request(request: Message, sampling: Mapping[str, float]) -> ChatRequest
     options = request.get("stream_options")
     with_usage = isinstance(options, dict) and options.get("include_usage") is True
     model, streams = request.get("model"), request.get("stream") is True
-    return ChatRequest(messages, tools, limit, _stops(request), model, streams, with_usage)
+    return ChatRequest(messages, tools, limit, _stops(request), model, streams, with_usage, files)
 
 
 def _stops(request: Mapping[str, Json]) -> list[str]:
@@ -110,11 +116,12 @@ def _stops(request: Mapping[str, Json]) -> list[str]:
     return [encodable(str(one)) for one in texts]
 
 
-def read_message(message: object) -> Message:
+def read_message(message: object, files: dict[str, bytes] | None = None) -> Message:
     """Normalise a message, for storage and comparison.
 
     Clients return messages with additional keys, texts as parts, and arguments written otherwise.
-    Names of agents are dropped.
+    Names of agents are dropped. Pictures become `hashed_part`s; their files are added to `files`.
+    Without `files` it is a stored message, whose pictures are such parts.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))
@@ -123,7 +130,7 @@ def read_message(message: object) -> Message:
     for key, value in one.items():
         if value and key not in _OF_MESSAGES:
             raise _refused(f"{key} {shown(value)} of a message", "it is not supported")
-    found: Message = {"role": role, "content": _content(one.get("content"))}
+    found: Message = {"role": role, "content": _content(one.get("content"), files)}
     if calls := _listed(one, "tool_calls"):
         found["tool_calls"] = [_call(call) for call in calls]
     if role == "tool":
@@ -212,12 +219,34 @@ def _listed(request: Mapping[str, Json], key: str) -> Sequence[Json]:
     return listed
 
 
-def _content(content: Json) -> str:
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    texts = [one.get("text") if isinstance(one, dict) else None for one in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise _refused(f"content {shown(content)} of a message", "a text, or parts that are texts")
-    return encodable("".join(map(str, texts)))
+def _content(content: Json, files: dict[str, bytes] | None) -> Json:
+    """Return the text of a message, or its texts and pictures as parts."""
+    found: list[Any] = [{"type": "text", "text": ""}]
+    for part in content if isinstance(content, list) else [{"text": content or ""}]:
+        one = part if isinstance(part, dict) else {}
+        text, url = one.get("text"), one.get("image_url")
+        if files is None and HASH in one:
+            found.append(one)
+        elif files is not None and url is not None:
+            found.append(_picture(url.get("url") if isinstance(url, dict) else url, files))
+        elif not isinstance(text, str):
+            why = "a text, or parts that are texts or images"
+            raise _refused(f"content {shown(content)} of a message", why)
+        elif "text" in found[-1]:
+            found[-1]["text"] += encodable(text)
+        else:
+            found.append({"type": "text", "text": encodable(text)})
+    if len(found) == 1:
+        return str(found[0]["text"])
+    return [one for one in found if one.get("text") != ""]
+
+
+def _picture(url: Json, files: dict[str, bytes]) -> Json:
+    if not isinstance(url, str) or not url.startswith("data:") or ";base64," not in url:
+        raise _refused(f"image_url {shown(url)}", "an image is sent as data:image/png;base64,...")
+    file = file_in_base64(url)
+    files[name := hash_of(file)] = file
+    return hashed_part(name)
 
 
 def _call(call: object) -> Message:

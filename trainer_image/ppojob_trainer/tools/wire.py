@@ -45,6 +45,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     tools: list[Message] = []
     max_tokens: int = 0  # limit of the turn; 0 for the job's limit
     stop: list[str] = []  # texts that also end the turn
+    pictures: list[bytes] = []  # files of the pictures of `messages`, in order
 
 
 class Conversation(msgspec.Struct):
@@ -165,7 +166,7 @@ class CallTool(Numbered, frozen=True, tag=True):
     # JSON object: the row's constructor arguments of the tool or of each environment, or arguments
     # of the user simulator.
     created: bytes
-    # Pictures of the row so far; None if tools cannot return pictures.
+    # Pictures of the row so far, for a program of its prompt; None if they cannot return pictures.
     pictures: list[SeenPicture] | None = None
     row: str = ""  # name of the row, for a call to its environment
     # Earlier calls of the row to its environment, in order.

@@ -378,12 +378,10 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
 
 def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bool) -> Agent:
     form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
-    shows_images = (
-        sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
-    )
-    picture_form = (
-        chat.pictures if shows_images and isinstance(chat.pictures, PictureForm) else None
-    )
+    asks = any(one.interface == "openai" for one in agent.interactions)
+    sees = sees and (asks or bool(schemas)) and form.answer is None
+    sees = sees and shows_pictures(template, schemas, "user" if asks else "tool")
+    picture_form = chat.pictures if sees and isinstance(chat.pictures, PictureForm) else None
     return Agent(
         spec=agent,
         form=ChatForm(chat, template, form, schemas, picture_form),

@@ -8,6 +8,8 @@ at the sampling rate of the model. Source of the form of messages: verl 0.8,
 `utils/dataset/rl_dataset.py`, `_build_messages`.
 """
 
+import base64
+import hashlib
 import io
 import re
 import warnings
@@ -28,6 +30,7 @@ MARK: Final = "<image>"
 VIDEO_COLUMN: Final = "videos"
 VIDEO_MARK: Final = "<video>"
 SOUND_MARK: Final = "<audio>"
+HASH: Final = "sha256"
 _CLIP: Final = b"\0clip"
 _SOUND: Final = b"\0sound"
 """Prefixes of clips and sounds; no picture file begins with them."""
@@ -187,6 +190,36 @@ def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Jso
     if clips:
         parts[VIDEO_MARK] = iter(parts_of(clips))
     return [{**message, "content": _parts(message["content"], parts)} for message in messages]
+
+
+def data_url(picture: bytes) -> str:
+    """Return a picture as a `data:` URL."""
+    with Image.open(io.BytesIO(picture), formats=_FORMATS) as image:
+        kind = Image.MIME[str(image.format)]
+    return f"data:{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def hash_of(picture: bytes) -> str:
+    """Return the hash of a file, in hex."""
+    return hashlib.sha256(picture).hexdigest()
+
+
+def hashed_part(name: str) -> Json:
+    """Return the part of a message that stands for a picture, whose file has this hash."""
+    return {"type": "image", HASH: name}
+
+
+def with_hashed_parts(messages: Messages, pictures: Sequence[bytes]) -> list[dict[str, Json]]:
+    """Replace the marks of pictures in messages by `hashed_part`s; without pictures they stay."""
+    parts = {MARK: iter([[hashed_part(hash_of(one))] for one in pictures])} if pictures else {}
+    return [{**message, "content": _parts(message["content"], parts)} for message in messages]
+
+
+def pictures_of(messages: Messages, files: Mapping[str, bytes]) -> list[bytes]:
+    """Return the pictures of messages with `hashed_part`s in order, of files by their hashes."""
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [files[str(part[HASH])] for part in parts if isinstance(part, dict) and HASH in part]
 
 
 def pictures_in(messages: Messages) -> int:
