@@ -43,7 +43,7 @@ def screen(text):
     wide, high = 8 + len(text) % 9, 8
     pixels = bytes(sum(text.encode()) * n % 251 for n in range(3 * wide * high))
     file = base64.b64encode(f"P6 {wide} {high} 255\\n".encode() + pixels).decode()
-    return {"type": "image_url", "image_url": {"url": "data:image/x-portable-pixmap;base64," + file}}
+    return {"type": "image_url", "image_url": {"url": "data:image/ppm;base64," + file}}
 
 def look(messages, query):
     \"\"\"Two turns behind the prompt, and then each in a context with the last two pictures.\"\"\"
@@ -315,12 +315,17 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, co
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
     job = picture_job(
         tmp_path,
-        agent={"interactions": [user], "toolSteps": 8, "turnTokens": 24, "toolRewards": "add"},
+        agent={
+            "interactions": [user],
+            "toolSteps": 8,
+            "turnTokens": 8 if is_program else 24,
+            "toolRewards": "add",
+        },
         rollout={**spec["rollout"], "stopTokenIds": STOPS},
         roles={"actorRollout": SHARED},
         model=model,
     )
-    job["data"] |= {"maxPromptTokens": 64, "maxResponseTokens": 160 if is_program else 64}
+    job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     points = ("rpc.act.answer.before@9=kill",) if is_program else ()
     calm = run_twice(manifest, *POINTS, *points, seconds=600)

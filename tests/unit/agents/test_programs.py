@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,17 @@ def looks(messages, url):
     urllib.request.urlopen(ADDRESS.replace("chat/completions", "responses"), body).close()
     return 1.0
 
+def forms(messages):
+    """Asks for a number in JSON, and for any object by the other API."""
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
+    named = {"name": "it", "strict": True, "schema": schema}
+    said = ask(messages, response_format={"type": "json_schema", "json_schema": named})["message"]
+    asked = {"input": [*messages, said, user("And?")], "text": {"format": {"type": "json_object"}}}
+    address = ADDRESS.replace("chat/completions", "responses")
+    urllib.request.urlopen(address, json.dumps(asked).encode()).close()
+    ask(messages, response_format={"type": "text"})
+    return json.loads(said["content"])["b"]
+
 def leaves(messages):
     """Starts what does not end with its group."""
     started = subprocess.Popen(["sleep", "100"], start_new_session=True)
@@ -211,7 +223,8 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "responds", "leaves", "looks")
+NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "responds", "leaves")
+NAMES += ("looks", "forms")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -365,6 +378,28 @@ def test_pictures_of_requests_are_those_of_the_row(pool: ToolPool, file: Path, t
 
 
 @pytest.mark.processes
+def test_answers_of_a_form(form: ChatForm, pool: ToolPool, file: Path) -> None:
+    row = Row(form, agent(file, *NAMES), "forms")
+    episode = row.play(pool, '{"b": 12}', '{"c": 1}', "No.")
+    first, second, third = (asked.sampling.grammar for asked in row.asked)
+    assert third is None
+    found = []
+    for text in ('{"b": 12}', '{"b": true}', "No."):
+        tokens = form.chat.encode(text + "<|im_end|>")
+        counts = [one.matcher().count_allowed(tokens) for one in (first, second)]
+        found.append([count == len(tokens) for count in counts])
+    assert found == [[True, True], [False, True], [False, False]]
+    assert (episode.figures.turn_scores, episode.figures.contexts) == ([0.0, 0.0, 12.0], 2)
+    # Over the rest of a turn that was stopped.
+    cut = Row(form, agent(file, *NAMES), "forms")
+    wanted = cut.episode.opening()
+    cut.episode.add_answers(wanted.calls, pool.start(turn_of(3, wanted.calls)).result().answers)
+    begun = tuple(form.chat.encode('{"b'))
+    cut.episode.add_response(Finished("r", begun, (0.0,) * len(begun), "abort", 0))
+    assert cut.episode.request().sampling.grammar == replace(first, before=begun)
+
+
+@pytest.mark.processes
 def test_the_same_request_again_is_another_context(form: ChatForm, pool: ToolPool, file: Path):
     row = Row(form, agent(file, *NAMES), "again")
     assert row.play(pool, "One.", "Two.").figures.turn_scores == [0.0, 1.0]
@@ -403,7 +438,22 @@ def sees(url: str) -> dict[str, Any]:
     return {"instead": [{"role": "user", "content": [part]}]}
 
 
+def in_form(schema: Any, **more: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"response_format": form, **more}
+
+
+TOOL = {"type": "function", "function": {"name": "a"}}
 BAD = {
+    "form": (in_form("x"), "response_format {'type': 'json_schema', 'json_schema': {'name':"),
+    "schema": (
+        in_form({"type": "array", "uniqueItems": True}),
+        'schema \'{"type": "array", "uniqueItems": true}\': llguidance does not support it: ',
+    ),
+    "form with tools": (
+        in_form({}, tools=[TOOL]),
+        "response_format with tools: the model could call none; omit one of both",
+    ),
     "picture": (
         sees("data:image/png;base64,AAAA"),
         "a picture: the model, its chat template, critic or reference takes none behind a prompt",
@@ -419,7 +469,7 @@ BAD = {
     "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is sampled with 1.0; omit it"),
     "n": ({"n": 2}, "n 2: supported: 1; omit it"),
     "tool_choice": (
-        {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "a"}}]},
+        {"tool_choice": "none", "tools": [TOOL]},
         "tool_choice 'none': the model may call any tool; omit the tools",
     ),
     "calls": ({"instead": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls 5: a list"),

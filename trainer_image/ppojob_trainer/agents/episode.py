@@ -29,6 +29,7 @@ from ppojob_trainer.data.media.pictures import (
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
+from ppojob_trainer.rollout.structured_output import json_grammar
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import (
     SeenPicture,
@@ -93,6 +94,10 @@ class Episode:
         if stops := tuple(text for one in spoken for text in one.stop):
             decode = partial(self._form.chat.decode, skip_special_tokens=False)
             sampling = sampling.with_stop_texts(stops, decode)
+        for one in spoken:
+            if one.json_schema:
+                grammar = json_grammar(one.json_schema, self._form.chat)
+                sampling = replace(sampling, grammar=grammar)
         if begun and sampling.stop_texts is not None:
             stop_texts = replace(sampling.stop_texts, before=begun)
             sampling = replace(sampling, stop_texts=stop_texts)
@@ -280,7 +285,9 @@ class Episode:
         given: list[int] = []
         try:
             given = self._form.encode_request(state.written, request, answer.pictures)
-        except BadChatTemplate as refused:
+            if request.json_schema:
+                json_grammar(request.json_schema, self._form.chat)
+        except (BadChatTemplate, ValueError) as refused:
             wrong = str(refused)
         if opens and len(given) >= self.response_tokens:
             wrong = f"got {len(given)} tokens; fewer than data.maxResponseTokens"

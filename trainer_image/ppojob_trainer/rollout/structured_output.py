@@ -7,6 +7,7 @@ never on time, so a mask is a function of the form and the response so far.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +93,15 @@ def grammar_of(spec: StructuredOutputSpec, chat: ChatTokenizer) -> Grammar:
     return Grammar(_text(spec), _tokenizer(chat))
 
 
+def json_grammar(schema: str, chat: ChatTokenizer) -> Grammar:
+    """Return the grammar of JSON of a schema that llguidance accepts.
+
+    Raises:
+        ValueError: the bytes of the tokenizer's tokens are unknown.
+    """
+    return Grammar(LLMatcher.grammar_from_json_schema(schema), _tokenizer(chat))
+
+
 def check_structured_output(
     spec: StructuredOutputSpec | None, chat: ChatTokenizer, folder: Path
 ) -> Iterator[Problem]:
@@ -130,6 +140,7 @@ def check_structured_output(
         yield bad("no token can begin it")
 
 
+@lru_cache(maxsize=4)  # programs bring a form each turn
 def _tokenizer(chat: ChatTokenizer) -> LLTokenizer:
     """Return llguidance's tokenizer; a ValueError if the bytes of tokens are unknown."""
     return LLTokenizer(chat.source, eos_token=list(chat.eos_token_ids))

@@ -169,7 +169,8 @@ class _Run:
         before = conversation.user_turns[number]
         end = before.start + before.messages
         messages = _normalised(conversation.contexts(end)[-1])
-        if request.decides != (messages, before.tools, before.max_tokens, before.stop):
+        asked_before = before.tools, before.max_tokens, before.stop, before.json_schema
+        if request.decides != (messages, *asked_before):
             raise _changed(shown(request.messages), f"it was {shown(messages)}")
         self._answered += 1
         message, turn = conversation.messages[end], conversation.model_turns[number]
@@ -198,7 +199,7 @@ class _Run:
 
     def _next(self, request: ChatRequest) -> ModelRequest:
         """Return the next request, which continues the context or begins a new one."""
-        messages, tools, limit, stop, *_ = request
+        messages, tools, limit, stop, schema, *_ = request
         before = _normalised(self._conversation.contexts()[-1])
         later = messages[len(before) :]
         continues = messages[: len(before)] == before and tools == self._conversation.tools
@@ -208,7 +209,7 @@ class _Run:
             continues &= not later  # the prompt of the data is tokenised already
         asked = later if continues else messages
         files = pictures_of(asked, request.files)
-        return ModelRequest(asked, not continues, tools, limit, stop, files)
+        return ModelRequest(asked, not continues, tools, limit, stop, schema, files)
 
     def _refuse_another(self) -> None:
         if select.select([self._listener], [], [], 0)[0]:

@@ -22,7 +22,7 @@ _ROLES: Final = {"developer": "system"} | {
 _OF_MESSAGES: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _READ: Final = frozenset(
     {"messages", "tools", "max_tokens", "max_completion_tokens"}
-    | {"stop", "stream_options", "tool_choice"}
+    | {"stop", "stream_options", "tool_choice", "response_format"}
 )
 _IGNORED: Final = frozenset(
     {"model", "user", "metadata", "store", "parallel_tool_calls", "seed", "service_tier"}
@@ -35,7 +35,6 @@ _VALUES: Final[dict[str, tuple[Json, ...]]] = {
     "logprobs": (False,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "response_format": ({"type": "text"},),
 }
 """Keys with the values that are supported."""
 _EXACT: Final = 2.0**53
@@ -50,6 +49,7 @@ class ChatRequest(NamedTuple):
     tools: list[Message]
     max_tokens: int
     stop: list[str]  # texts that end the answer, which then lacks them
+    json_schema: str  # of the answer, as JSON; empty for none
     model: Json  # repeated in the answer
     stream: bool  # whether the answer is sent as events
     with_usage: bool  # whether one of them has the numbers of tokens
@@ -58,7 +58,7 @@ class ChatRequest(NamedTuple):
     @property
     def decides(self) -> tuple[object, ...]:
         """What the answer depends on."""
-        return self[:4]
+        return self[:5]
 
 
 def decode_body(body: bytes) -> Message:
@@ -103,7 +103,11 @@ def read_request(
     options = request.get("stream_options")
     with_usage = isinstance(options, dict) and options.get("include_usage") is True
     model, streams = request.get("model"), request.get("stream") is True
-    return ChatRequest(messages, tools, limit, _stops(request), model, streams, with_usage, files)
+    schema = _json_schema(request.get("response_format"))
+    if schema and tools:
+        raise _refused("response_format with tools", "the model could call none; omit one of both")
+    sampled = (limit, _stops(request), schema)
+    return ChatRequest(messages, tools, *sampled, model, streams, with_usage, files)
 
 
 def _stops(request: Mapping[str, Json]) -> list[str]:
@@ -114,6 +118,28 @@ def _stops(request: Mapping[str, Json]) -> list[str]:
         why = f"at most {_STOPS} texts of 1 to {_STOP_CHARACTERS} characters"
         raise _refused(f"stop {shown(found)}", why)
     return [encodable(str(one)) for one in texts]
+
+
+def _json_schema(form: Json) -> str:
+    """Return the JSON schema of a `response_format`, as JSON; empty for text."""
+    told = form if isinstance(form, dict) else {"type": form}
+    kind, named = told.get("type"), told.get("json_schema")
+    if kind in (None, "text"):
+        return ""
+    schema: Json = {"type": "object"} if kind == "json_object" else None
+    if kind == "json_schema" and isinstance(named, dict):
+        schema = named.get("schema")
+    if not isinstance(schema, dict):
+        why = (
+            '{"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {...}}}'
+        )
+        raise _refused(f"response_format {shown(form)}", why)
+    from llguidance import LLMatcher  # late: few programs need it
+
+    text = json.dumps(schema)
+    if wrong := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text)):
+        raise _refused(f"schema {shown(text)}", f"llguidance does not support it: {shown(wrong)}")
+    return text
 
 
 def read_message(message: object, files: dict[str, bytes] | None = None) -> Message:

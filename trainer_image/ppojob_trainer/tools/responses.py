@@ -23,9 +23,8 @@ def _as_chat(request: Message) -> Message:
     """Return a request of the Responses API as one of chat completions."""
     text = request.get("text")
     form = text.get("format") if isinstance(text, dict) else text
-    if form not in (None, {"type": "text"}):
-        why = "structured output is not supported; omit it"
-        raise BadResult("BadRequest", f"text.format {shown(form)}", why)
+    if isinstance(form, dict):
+        form = {"type": form.get("type"), "json_schema": form}
     given, told = request.get("input"), request.get("instructions")
     if not given or not isinstance(given, str | list):
         raise BadResult("BadRequest", f"input {shown(given)}", "a text, or a list of items")
@@ -37,6 +36,7 @@ def _as_chat(request: Message) -> Message:
     return {key: value for key, value in request.items() if key not in _OWN} | {
         "messages": messages,
         "max_tokens": request.get(_LIMIT),
+        "response_format": form,
         "tools": [_tool(one) for one in tools] if isinstance(tools, list) else tools,
     }
 

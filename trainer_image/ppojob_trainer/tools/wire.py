@@ -22,6 +22,7 @@ class UserTurn(msgspec.Struct, frozen=True, array_like=True):
     tools: list[Message] = []  # of a program, tool schemas for the model from here on
     max_tokens: int = 0  # of a program, limit of the next turn of the model; 0 for the job's limit
     stop: list[str] = []  # of a program, texts that also end the next turn of the model
+    json_schema: str = ""  # of a program, of the next turn of the model; empty for none
 
 
 class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +46,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     tools: list[Message] = []
     max_tokens: int = 0  # limit of the turn; 0 for the job's limit
     stop: list[str] = []  # texts that also end the turn
+    json_schema: str = ""  # of the turn; empty for none
     pictures: list[bytes] = []  # files of the pictures of `messages`, in order
 
 
@@ -64,7 +66,8 @@ class Conversation(msgspec.Struct):
     def add_request(self, request: ModelRequest) -> None:
         """Append a turn of the user simulator, or a program's request."""
         size, more = len(request.messages), (request.tools, request.max_tokens, request.stop)
-        self.user_turns.append(UserTurn(len(self.messages), size, request.begins_context, *more))
+        begins, schema = request.begins_context, request.json_schema
+        self.user_turns.append(UserTurn(len(self.messages), size, begins, *more, schema))
         self.messages += request.messages
 
     @property
