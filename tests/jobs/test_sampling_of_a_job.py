@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shutil
@@ -60,17 +61,15 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "with bytes", make) / "tiny"
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(
-            {"engine": "vllm", "kvCacheGib": 0.1},
-            id="vllm",  # whose rows have their form in integration/test_vllm_drafts.py
-            marks=[pytest.mark.vllm, pytest.mark.long],
-        ),
-        pytest.param({"engine": "huggingface"}, id="huggingface"),
-    ],
+VLLM = pytest.param(
+    {"engine": "vllm", "kvCacheGib": 0.1},
+    id="vllm",  # whose rows have their form in integration/test_vllm_drafts.py
+    marks=[pytest.mark.vllm, pytest.mark.long],
 )
+HUGGINGFACE = {"engine": "huggingface"}
+
+
+@pytest.mark.parametrize("engine", [VLLM, pytest.param(HUGGINGFACE, id="huggingface")])
 def test_every_response_has_the_form_whatever_is_killed(engine, folder, run_twice, tmp_path):
     rollout = {"dtype": "float32", "maxStaleness": 2, "structuredOutput": {"regex": FORM}}
     steps = {"total": 5, "validateEvery": 2}
@@ -85,6 +84,65 @@ def test_every_response_has_the_form_whatever_is_killed(engine, folder, run_twic
         assert last == END
         assert re.fullmatch(FORM, "".join(NAMES[token] for token in said))
     assert len({tuple(row["response_ids"]) for row in rows}) > 20
+
+
+COUNTS = """
+import json, os, urllib.request
+
+FORM = {"name": "n", "schema": {"type": "integer", "minimum": 0, "maximum": 999}}
+
+def ask(messages, **form):
+    body = json.dumps({"model": "policy", "messages": messages, **form}).encode()
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(address, body) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+def counts(messages):
+    form, found = {"response_format": {"type": "json_schema", "json_schema": FORM}}, 0
+    for asked in (form, {}, form):
+        said = ask(messages, **asked)
+        messages = [*messages, said, {"role": "user", "content": "so"}]
+        found += json.loads(said["content"]) if asked else 0
+    return found / 1000
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", [VLLM, pytest.param(HUGGINGFACE, id="huggingface")])
+def test_turns_have_the_form_that_a_program_wants(engine, folder, run_twice, tmp_path):
+    """A turn that goes on with newer weights goes on in its form; others are free."""
+    (tmp_path / "counts.py").write_text(COUNTS)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    told = {"interaction_kwargs": {"name": "counts"}}
+    lines = [json.dumps({**row, "extra_info": {**row["extra_info"], **told}}) for row in rows]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    source = {"path": str(tmp_path / "counts.py")}
+    user = {"name": "counts", "interface": "openai", "source": source}
+    files = {"train": [{"path": str(tmp_path / "train.jsonl")}], "validation": []}
+    manifest = tiny_jobs.write_manifest(
+        tmp_path,
+        folder,
+        data={**files, "maxPromptTokens": 40, "maxResponseTokens": 80},
+        rollout={"dtype": "float32", "maxStaleness": 2, **engine},
+        agent={"interactions": [user], "turnTokens": 12, "toolSteps": 2, "toolRewards": "add"},
+        steps={"total": 4},
+    )
+    run = run_twice(manifest, "rpc.act.answer.before@7=kill", "controller.step.recorded@3=kill")
+    assert any(line.get("async/partial_rows", 0) > 0 for line in run_folders.metrics(run))
+    turns: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for row in (row for file in run.glob("rollouts/*") for row in pq.read_table(file).to_pylist()):
+        ids, number, said = iter(row["response_ids"]), 0, ""
+        for segment in row["segments"]:
+            text = "".join(NAMES[token] for token in itertools.islice(ids, segment["tokens"]))
+            if segment["version"] is None:
+                turns[number].append(said)
+                number, said = number + 1, ""
+            else:
+                said += text
+        turns[number].append(said)
+    assert len(turns[2]) >= 4 * 16
+    assert all(re.fullmatch(r"(0|[1-9]\d{0,2})<\|im_end\|>", one) for one in turns[0] + turns[2])
+    assert not all(one[0].isdigit() for one in turns[1])
 
 
 ROLLOUT = {

@@ -378,7 +378,7 @@ def test_pictures_of_requests_are_those_of_the_row(pool: ToolPool, file: Path, t
 
 
 @pytest.mark.processes
-def test_answers_of_a_form(form: ChatForm, pool: ToolPool, file: Path) -> None:
+def test_answers_of_a_form(form: ChatForm, pool: ToolPool, file: Path, tmp_path: Path) -> None:
     row = Row(form, agent(file, *NAMES), "forms")
     episode = row.play(pool, '{"b": 12}', '{"c": 1}', "No.")
     first, second, third = (asked.sampling.grammar for asked in row.asked)
@@ -397,6 +397,12 @@ def test_answers_of_a_form(form: ChatForm, pool: ToolPool, file: Path) -> None:
     begun = tuple(form.chat.encode('{"b'))
     cut.episode.add_response(Finished("r", begun, (0.0,) * len(begun), "abort", 0))
     assert cut.episode.request().sampling.grammar == replace(first, before=begun)
+    save_tokenizer(tmp_path)
+    without_bytes = ChatInProcess(tmp_path)
+    own = replace(form, chat=without_bytes, template=TurnTemplate(without_bytes))
+    failed = Row(own, agent(file, *NAMES), "forms")
+    failed.play(pool, "No.")
+    assert "it needs the bytes of each token" in failed.answers[0].text
 
 
 @pytest.mark.processes

@@ -29,7 +29,7 @@ from ppojob_trainer.data.media.pictures import (
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
-from ppojob_trainer.rollout.structured_output import json_grammar
+from ppojob_trainer.rollout.structured_output import GrammarError, json_grammar
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import (
     SeenPicture,
@@ -287,7 +287,7 @@ class Episode:
             given = self._form.encode_request(state.written, request, answer.pictures)
             if request.json_schema:
                 json_grammar(request.json_schema, self._form.chat)
-        except (BadChatTemplate, ValueError) as refused:
+        except (BadChatTemplate, GrammarError) as refused:
             wrong = str(refused)
         if opens and len(given) >= self.response_tokens:
             wrong = f"got {len(given)} tokens; fewer than data.maxResponseTokens"

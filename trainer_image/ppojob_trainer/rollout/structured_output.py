@@ -26,7 +26,7 @@ _QUIET: Final = 0
 
 
 class GrammarError(PPOJobError):
-    """A response can neither continue nor end in its form."""
+    """A response can neither continue nor end in its form, or the tokenizer can write none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,15 @@ def json_grammar(schema: str, chat: ChatTokenizer) -> Grammar:
     """Return the grammar of JSON of a schema that llguidance accepts.
 
     Raises:
-        ValueError: the bytes of the tokenizer's tokens are unknown.
+        GrammarError: the bytes of the tokenizer's tokens are unknown.
     """
-    return Grammar(LLMatcher.grammar_from_json_schema(schema), _tokenizer(chat))
+    try:
+        return Grammar(LLMatcher.grammar_from_json_schema(schema), _tokenizer(chat))
+    except ValueError:
+        raise GrammarError(
+            "response_format: got a tokenizer that llguidance cannot read: it needs the bytes of "
+            "each token; a decoder ByteLevel or ByteFallback"
+        ) from None
 
 
 def check_structured_output(

@@ -25,6 +25,8 @@ def _as_chat(request: Message) -> Message:
     form = text.get("format") if isinstance(text, dict) else text
     if isinstance(form, dict):
         form = {"type": form.get("type"), "json_schema": form}
+    if "response_format" in request:
+        raise BadResult("BadRequest", "response_format", "text.format in this API; omit it")
     given, told = request.get("input"), request.get("instructions")
     if not given or not isinstance(given, str | list):
         raise BadResult("BadRequest", f"input {shown(given)}", "a text, or a list of items")
