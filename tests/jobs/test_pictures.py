@@ -304,12 +304,19 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "code"), [("ask", USER), ("look", PROGRAM)])
-def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, code: str) -> None:
-    """Over ranks that share the tokens of a row, with a tower that learns."""
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("ask", "huggingface"),
+        ("look", "huggingface"),
+        pytest.param("look", "vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, engine: str) -> None:
+    """Over ranks that share the tokens of a row (but with vLLM), with a tower that learns."""
     model, is_program = make_folder(tmp_path), name == "look"
     write_rows(tmp_path / "train.parquet", interaction_kwargs={"name": name, "query": "so"})
-    (tmp_path / "users.py").write_text(code)
+    (tmp_path / "users.py").write_text(PROGRAM if is_program else USER)
     user = {"name": name, "source": {"path": str(tmp_path / "users.py")}}
     user["interface"] = "openai" if is_program else "messages"
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
@@ -321,8 +328,12 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, co
             "turnTokens": 8 if is_program else 24,
             "toolRewards": "add",
         },
-        rollout={**spec["rollout"], "stopTokenIds": STOPS},
-        roles={"actorRollout": SHARED},
+        rollout={
+            **spec["rollout"],
+            **ENGINES[engine].get("rollout", {}),
+            "stopTokenIds": STOPS,
+        },
+        roles=ENGINES[engine]["roles"],
         model=model,
     )
     job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
