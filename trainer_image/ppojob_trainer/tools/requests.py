@@ -104,9 +104,8 @@ def read_request(
     with_usage = isinstance(options, dict) and options.get("include_usage") is True
     model, streams = request.get("model"), request.get("stream") is True
     schema = _json_schema(request.get("response_format"))
-    if schema and tools:
-        raise _refused("response_format with tools", "the model could call none; omit one of both")
-    sampled = (limit, _stops(request), schema)
+    # With tools the model may call one instead, in the notation of its format.
+    sampled = (limit, _stops(request), "" if tools else schema)
     return ChatRequest(messages, tools, *sampled, model, streams, with_usage, files)
 
 
