@@ -30,6 +30,8 @@ _OF_STEPS_AHEAD = ("rows.under_way.",)
 """Of a job with rows of later steps under way: test_one_step_off.py."""
 _OF_A_TEACHER = ("rpc.reprompt.",)
 """Of a job that makes prompts for its teacher: test_distillation.py."""
+_OF_STORED_ROWS = ("rpc.load_rows.",)
+"""Of rows that are trained on again: test_replay.py, test_dynamic_sampling.py."""
 ONLY_ON_CUT = ("metrics.cut.", "rows.cut.")
 """Hit where a job that goes back throws away what it wrote behind its last checkpoint."""
 
@@ -52,7 +54,7 @@ def of_a_small_job() -> list[str]:
     left_out = (
         *(_ONLY_ON_DAMAGE + _ONLY_BETWEEN_ROLES),
         *(_OF_GIVEN_ANSWERS + _OF_AN_INDEX + _OF_STORES + _OF_GENERATION + _OF_STEPS_AHEAD),
-        *_OF_A_TEACHER,
+        *(_OF_A_TEACHER + _OF_STORED_ROWS),
     )
     return [point for point in all_points() if not point.startswith(left_out)]
 
