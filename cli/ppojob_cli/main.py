@@ -11,27 +11,34 @@ from ppojob_cli.cluster.options import cluster_options
 from ppojob_cli.input_error import InputError
 
 COMMANDS: Final = {
-    "run": ("ppojob_cli.run", "run"),
-    "validate": ("ppojob_cli.validate", "validate"),
-    "plan": ("ppojob_cli.plan", "plan"),
-    "fields": ("ppojob_cli.fields", "fields"),
-    "data": ("ppojob_cli.data", "data"),
-    "model": ("ppojob_cli.model", "model"),
-    "tools": ("ppojob_cli.tools", "tools"),
-    "from-verl": ("ppojob_cli.from_verl", "from_verl"),
-    "generate": ("ppojob_cli.generate", "generate"),
-    "evaluate": ("ppojob_cli.evaluate", "evaluate"),
-    "page": ("ppojob_cli.page", "page"),
-    "export": ("ppojob_cli.export", "export"),
-    "index": ("ppojob_cli.search", "index"),
-    "retrieve": ("ppojob_cli.search", "retrieve"),
-    "status": ("ppojob_cli.cluster.lifecycle", "status"),
-    "logs": ("ppojob_cli.cluster.logs", "logs"),
-    "explain": ("ppojob_cli.cluster.explain", "explain"),
-    "suspend": ("ppojob_cli.cluster.lifecycle", "suspend"),
-    "resume": ("ppojob_cli.cluster.lifecycle", "resume"),
-    "metrics": ("ppojob_cli.cluster.metrics", "metrics"),
+    "run": ("run", "Run a PPOJob manifest on this machine, or resume its run."),
+    "validate": ("validate", "Check PPOJob manifests and the files that they name."),
+    "plan": ("plan", "Show roles, ranks, memory, objects and every default of FILE."),
+    "fields": ("fields", "Print the fields of a job: type, default, meaning, verl's name."),
+    "data": ("data", "Make prompts to train on."),
+    "model": ("model", "Make a model folder of a hub id, or of the demo's model."),
+    "tools": ("tools", "Print spec.agent of tools in Python, YAML or an MCP server."),
+    "from-verl": ("from_verl", "Convert a verl script, YAML or KEY=VALUE to a PPOJob."),
+    "generate": ("generate", "Generate responses to the held-out prompts of a job."),
+    "evaluate": ("evaluate", "Score responses, and print verl's validation numbers of them."),
+    "page": ("page", "Write curves and responses of runs to one HTML file."),
+    "export": ("export", "Write the policy of a checkpoint in Hugging Face form."),
+    "index": ("search", "Build a search index of a corpus."),
+    "retrieve": ("search", "Serve an index over HTTP, as Search-R1 does."),
+    "status": (
+        "cluster.lifecycle",
+        "Phase, progress, roles, conditions and last failures of a job.",
+    ),
+    "logs": ("cluster.logs", "Logs of all pods of a job, merged by time."),
+    "explain": (
+        "cluster.explain",
+        "Show every reason why a job does not continue, and what to do.",
+    ),
+    "suspend": ("cluster.lifecycle", "Suspend a job after its step, and release its pods."),
+    "resume": ("cluster.lifecycle", "Resume a suspended job from its checkpoint, bit for bit."),
+    "metrics": ("cluster.metrics", "Metrics of a job's last step, by name, and what they mean."),
 }
+"""The module of each command, and the first line of its help: to list them loads none of them."""
 
 HELP: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "show_default": True}
 SECTIONS: Final = (
@@ -43,7 +50,7 @@ SECTIONS: Final = (
 
 def uses_cluster(command: str) -> bool:
     """Return whether a command is about a job on a cluster."""
-    return COMMANDS[command][0].startswith("ppojob_cli.cluster.")
+    return COMMANDS[command][0].startswith("cluster.")
 
 
 class LazyGroup(click.Group):
@@ -53,14 +60,16 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, or return one that reports its missing package."""
+        """Import a command; an `InputError` names a package that it lacks."""
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name]
         try:
-            command: click.Command = getattr(importlib.import_module(module), name)
+            module = importlib.import_module(f"ppojob_cli.{COMMANDS[cmd_name][0]}")
         except ModuleNotFoundError as problem:
-            return _placeholder(cmd_name, problem)
+            if ctx.resilient_parsing:  # of completion
+                return None
+            raise _not_installed(cmd_name, problem) from None
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(
@@ -73,16 +82,15 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List local commands and commands about a cluster in separate sections."""
-        width = formatter.width - 6 - max(map(len, COMMANDS))
         for title, is_about_cluster in SECTIONS:
-            commands = [
-                (word, command.get_short_help_str(width))
-                for word in self.list_commands(ctx)
-                if uses_cluster(word) == is_about_cluster
-                and (command := self.get_command(ctx, word)) is not None
-            ]
             with formatter.section(title):
-                formatter.write_dl(commands)
+                formatter.write_dl(
+                    [
+                        (word, text)
+                        for word, (_, text) in COMMANDS.items()
+                        if uses_cluster(word) == is_about_cluster
+                    ]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; report missing packages, and end quietly on Ctrl-C."""
@@ -92,19 +100,6 @@ class LazyGroup(click.Group):
             raise _not_installed(str(ctx.invoked_subcommand), problem) from None
         except KeyboardInterrupt:
             raise SystemExit(contract.EXIT_INTERRUPTED) from None
-
-
-def _placeholder(name: str, problem: ModuleNotFoundError) -> click.Command:
-    def refuse() -> None:
-        raise _not_installed(name, problem)
-
-    return click.Command(
-        name,
-        callback=refuse,
-        help=f"Needs the package {problem.name}.",
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
 
 
 def _not_installed(command: str, problem: ModuleNotFoundError) -> InputError:

@@ -2,8 +2,7 @@
 
 The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
 connections. Objects stay plain JSON, for the operator's own readers. Loading it takes most of a
-second, so it is loaded at the first request. Every command of `ppojob` imports this module for its
-options, so it imports no models of the resource either.
+second, so it is loaded at the first request.
 """
 
 import datetime

@@ -3,15 +3,17 @@
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
 from ppojob_api.problem import shown
 from ppojob_api.well_known import JOB_NAME_PATTERN, NAMESPACE_PATTERN
-from ppojob_cli.cluster.connection import ClusterConnection, connect
 from ppojob_cli.input_error import InputError
 from ppojob_operator.errors import ClusterError, UnavailableError
+
+if TYPE_CHECKING:
+    from ppojob_cli.cluster.connection import ClusterConnection
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -29,7 +31,7 @@ def cluster_options(command: C) -> C:
 
 
 def on_cluster(
-    command: Callable[Concatenate[ClusterConnection, str, P], None],
+    command: "Callable[Concatenate[ClusterConnection, str, P], None]",
 ) -> Callable[..., None]:
     """Add the job's name and the cluster to a command, and report errors in one line."""
 
@@ -44,6 +46,8 @@ def on_cluster(
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
+        from ppojob_cli.cluster.connection import connect
+
         _check_names(name, namespace)
         try:
             command(connect(context, namespace, kubeconfig), name, *args, **kwargs)
