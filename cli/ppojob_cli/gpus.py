@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api import contract
-from ppojob_operator.build.pods import Pod
+from ppojob_api.topology import RoleTopology
 
 DEVICES: Final = Path("/dev")
 
@@ -28,11 +28,13 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(takewhile(exists, entries))
 
 
-def devices(pods: Iterable[Pod], visible: Iterable[str]) -> dict[str, str]:
-    """Assign separate GPUs to pods; return the value of the variable by pod.
+def devices(roles: Iterable[RoleTopology], visible: Iterable[str]) -> dict[str, str]:
+    """Assign separate GPUs to the pods of roles; return the value of the variable by pod.
 
     A pod keeps its GPUs as long as it runs: the ranks of every attempt inherit them. `visible` must
     have at least as many as the pods need.
     """
     free = iter(visible)
-    return {pod.name: ",".join(islice(free, pod.gpus)) for pod in pods}
+    return {
+        pod.name: ",".join(islice(free, role.gpus_per_pod)) for role in roles for pod in role.pods
+    }

@@ -24,10 +24,10 @@ import msgspec
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import LOGS_FOLDER
-from ppojob_api.topology import Topology
+from ppojob_api.topology import PodTopology, RoleTopology, Topology
 from ppojob_api.well_known import RoleName
 from ppojob_cli import gpus
-from ppojob_operator.build.pods import CONFIG_FILE, Pod, environment, pods
+from ppojob_operator.build.pods import CONFIG_FILE, environment
 from ppojob_trainer import stop_signal
 from ppojob_trainer.containers.local import delete_leftovers
 from ppojob_trainer.errors import ConfigError
@@ -123,7 +123,8 @@ class Addresses:
 class RunningPod:
     """A pod and the process that is its container."""
 
-    pod: Pod
+    pod: PodTopology
+    role: RoleName
     address: str
     process: Process
     _last: PodStatus | None = None
@@ -158,31 +159,31 @@ class LocalPods:
 
     @property
     def controller(self) -> RunningPod:
-        return next(running for running in self.pods if running.pod.role == "controller")
+        return next(running for running in self.pods if running.role == "controller")
 
     def start(self) -> None:
         """Start all pods. Call from the main thread: they end with that thread."""
         shutil.rmtree(self._mounts, ignore_errors=True)
         self._mounts.mkdir(mode=0o700)
-        planned = pods(self._config)
-        addresses = {pod.host: self._addresses.take() for pod in planned}
-        roles = tuple(dict.fromkeys(pod.role for pod in planned))
-        write_key_folders(self._mounts / "keys", roles)
+        roles = self._config.topology.with_own_pods
+        addresses = {pod.host: self._addresses.take() for role in roles for pod in role.pods}
+        write_key_folders(self._mounts / "keys", tuple(role.role for role in roles))
         (self._mounts / "config").mkdir()
         (self._mounts / "config" / CONFIG_FILE).write_bytes(self._config.to_json())
         book = self._mounts / "addresses.json"
         book.write_text(json.dumps(addresses))
         (self._run_folder / LOGS_FOLDER).mkdir(exist_ok=True)
-        devices = gpus.devices(planned, gpus.visible_gpus(os.environ))
+        devices = gpus.devices(roles, gpus.visible_gpus(os.environ))
         roles_forked = _forked_roles(self._config.topology)
         forked_by = self._find_fork_servers() if roles_forked else None
         if forked_by:
             self._forks = ForkClient(forked_by / OF_SUPERVISORS)
-        for pod in planned:
-            of_this_machine = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
-            if forked_by and pod.role in roles_forked:
-                of_this_machine[contract.ENV_FORK_SERVER] = str(forked_by)
-            self._start_pod(pod, addresses[pod.host], book, of_this_machine)
+        for role in roles:
+            is_forked = forked_by and role.role in roles_forked
+            of_role = {contract.ENV_FORK_SERVER: str(forked_by)} if is_forked else {}
+            for pod in role.pods:
+                own = {**of_role, contract.ENV_VISIBLE_GPUS: devices[pod.name]}
+                self._start_pod(role, pod, addresses[pod.host], book, own)
 
     def dead(self) -> list[RunningPod]:
         """Return the pods whose supervisor has ended, which is always a failure."""
@@ -195,11 +196,11 @@ class LocalPods:
     def end(self) -> None:
         """Stop all pods, kill slow ones, and remove their folders."""
         for running in self.pods:
-            if running.pod.role != "controller":
+            if running.role != "controller":
                 running.process.send_signal(stop_signal.END_OF_ROLE)
         deadline = time.monotonic() + _END_SECONDS
         for running in self.pods:
-            if running.pod.role == "controller":
+            if running.role == "controller":
                 running.process.send_signal(signal.SIGKILL)
             try:
                 running.process.wait(max(0.1, deadline - time.monotonic()))
@@ -230,19 +231,24 @@ class LocalPods:
         return folder
 
     def _start_pod(
-        self, pod: Pod, address: str, book: Path, of_this_machine: dict[str, str]
+        self,
+        role: RoleTopology,
+        pod: PodTopology,
+        address: str,
+        book: Path,
+        of_this_machine: dict[str, str],
     ) -> None:
         scratch = self._mounts / "scratch" / pod.name
         scratch.mkdir(parents=True)
         mounts = {
             "config": str(self._mounts / "config"),
-            "keys": str(self._mounts / "keys" / pod.role),
+            "keys": str(self._mounts / "keys" / role.role),
             "run": str(self._run_folder.absolute()),
             "scratch": str(scratch),
         }
         variables = {**os.environ}
         variables.pop(contract.ENV_FORK_SERVER, None)
-        variables |= environment(pod.role, mounts, str(pod.index), address, str)
+        variables |= environment(role.role, mounts, str(pod.index), address, str)
         variables[contract.ENV_ADDRESS_BOOK] = str(book)
         variables[contract.ENV_DIE_WITH_PARENT] = str(os.getpid())
         variables |= of_this_machine
@@ -250,10 +256,10 @@ class LocalPods:
         # One process group for all pods, not the terminal's: Ctrl-C is the runner's to handle.
         group = self._group or 0
         with log_path.open("ab") as log:
-            process = None if pod.gpus else self._forked(variables, log.fileno(), group)
+            process = None if role.gpus_per_pod else self._forked(variables, log.fileno(), group)
             process = process or _started(variables, log.fileno(), group)
         self._group = self._group or process.pid
-        self.pods.append(RunningPod(pod, address, process))
+        self.pods.append(RunningPod(pod, role.role, address, process))
 
     def _forked(self, variables: dict[str, str], log: int, group: int) -> Process | None:
         """Fork a supervisor; None if that is impossible."""

@@ -1,40 +1,18 @@
-"""Pods of a job and their environment, shared by the operator and the local runner.
+"""Environment of a pod, shared by the operator and the local runner.
 
-docs/contract.md has the table of their environment.
+docs/contract.md has the table of its variables.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from ppojob_api import contract
-from ppojob_api.run_config import RunConfig
 from ppojob_api.well_known import RoleName
 
 V = TypeVar("V")
 
 CONFIG_FILE = "run.json"
 """Name of the resolved run configuration in the mount `config`."""
-
-
-@dataclass(frozen=True)
-class Pod:
-    """One pod with its one container; `host` is the name under which other pods reach it."""
-
-    name: str
-    host: str
-    role: RoleName
-    index: int
-    gpus: int
-
-
-def pods(config: RunConfig) -> tuple[Pod, ...]:
-    """All pods of a job, the controller's first."""
-    return tuple(
-        Pod(pod.name, pod.host, role.role, pod.index, role.gpus_per_pod)
-        for role in config.topology.with_own_pods
-        for pod in role.pods
-    )
 
 
 def environment(

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from ppojob_api import contract
+from ppojob_api.topology import PodTopology
 from ppojob_cli import local_pods
 from ppojob_cli.local_pods import Addresses, RunningPod
-from ppojob_operator.build.pods import Pod
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages.pods import PodStatus
 
 TAKE = "from ppojob_cli.local_pods import Addresses; print(Addresses().take())"
+POD = PodTopology(name="p", host="p", index=0)
 OTHER_USER = ("unshare", "--user", "--map-user=54321")
 
 
@@ -81,8 +82,7 @@ def test_another_program_is_no_pod(answer: bytes) -> None:
     ):
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
-        pod = Pod("p", "p", "reward", 0, gpus=0)
-        assert RunningPod(pod, address, process).status() is None
+        assert RunningPod(POD, "reward", address, process).status() is None
         thread.join()
 
 
@@ -93,7 +93,7 @@ def test_a_pod_too_busy_to_answer_is_what_it_said_last(monkeypatch: pytest.Monke
     with closing(Addresses()) as addresses:
         address = addresses.take()
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        running = RunningPod(Pod("p", "p", "reward", 0, gpus=0), address, process)
+        running = RunningPod(POD, "reward", address, process)
         with socket.create_server((address, contract.PORT_HEALTH)) as listener:
 
             def answer_once() -> None:

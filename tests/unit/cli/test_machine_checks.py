@@ -21,7 +21,6 @@ from ppojob_cli.machine_checks import (
     threads_warning,
     vllm_builds,
 )
-from ppojob_operator.build.pods import pods
 from ppojob_trainer.trackers import libraries
 
 SOME = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -60,10 +59,10 @@ def test_no_gpu_is_in_two_pods(replicas: int, each: int, critic: int) -> None:
         "critic": {"colocateWith": "none", "gpusPerReplica": critic},
     }
     config = config_of(**tiny_jobs.PPO, roles=roles)
-    planned = pods(config)
+    roles = config.topology.with_own_pods
     visible = [str(2 * index) for index in range(config.topology.total_gpus)]
-    given_out = gpus.devices(planned, visible)
-    assert {pod.name: pod.gpus for pod in planned} == {
+    given_out = gpus.devices(roles, visible)
+    assert {pod.name: role.gpus_per_pod for role in roles for pod in role.pods} == {
         name: len(listed.split(",")) if listed else 0 for name, listed in given_out.items()
     }
     assert [gpu for listed in given_out.values() if listed for gpu in listed.split(",")] == visible
