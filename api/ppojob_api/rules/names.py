@@ -14,14 +14,7 @@ DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 # it, and its place there. An API server looks at those that every job has.
 _OF_ALL_JOBS = {"model.path", "data.train", "data.validation"}
 _SINGLE = (
-    *(f"model.{name}" for name in ("path", "tokenizerPath")),
-    "model.lora.path",
-    "reference.path",
-    "critic.path",
-    "critic.referencePath",
-    "critic.lora.path",
-    *(f"rewardModel.{name}" for name in ("path", "tokenizerPath")),
-    "judge.path",
+    *MODEL_FIELDS,
     "rollout.replay",
     "data.sampler.source.path",
     *(f"algorithm.{name}.source.path" for name in ("custom", "policyLoss.custom")),
