@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppojob_api.problem import counted
-from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.input_error import InputError
 from ppojob_cli.options import FOLDER
 
 if TYPE_CHECKING:
@@ -161,9 +161,8 @@ def facts(output: Path, **options: Any) -> None:
     """
     from ppojob_trainer.data.facts import facts, write_corpus
 
-    with input_errors():
-        corpus, questions = facts(**options)
-        path = write_corpus(output, corpus)
+    corpus, questions = facts(**options)
+    path = write_corpus(output, corpus)
     click.echo(f"{path}: {len(corpus)} documents")
     _write(output, train=questions.train, test=questions.held_out)
 
@@ -291,15 +290,13 @@ def _convert(
 
 
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:
-    with input_errors():
-        made = task(**options)
+    made = task(**options)
     _write(output, train=made.train, test=made.held_out)
 
 
 def _write(output: Path, **splits: "Iterable[TaskRow]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
-    with input_errors():
-        written = write_splits(output, splits)
+    written = write_splits(output, splits)
     for path, count in written.items():
         click.echo(f"{path}: {counted(count, 'row')}")

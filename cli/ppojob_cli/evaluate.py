@@ -12,7 +12,7 @@ import click
 from ppojob_api.problem import counted, printable, shown
 from ppojob_api.run_layout import JOB_FILE
 from ppojob_api.v1alpha1.rollout import RewardSource, RewardSpec, SandboxSpec
-from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.input_error import InputError
 from ppojob_cli.options import FILE, FOLDER
 from ppojob_cli.progress_lines import ProgressLines
 
@@ -91,10 +91,9 @@ def evaluate(
     if kept and (job is not None or function is not None):
         option = "--job" if function is None else "--function"
         raise InputError(f"--kept: got {option} too: both say what the scores are; one of them")
-    with input_errors():
-        rewards = Rewards() if kept else _rewards(rows, job, function)
-        steps = read_answers(rows)
-        results = {step: recorded_scores(answers) for step, answers in steps.items() if kept}
+    rewards = Rewards() if kept else _rewards(rows, job, function)
+    steps = read_answers(rows)
+    results = {step: recorded_scores(answers) for step, answers in steps.items() if kept}
     if not kept:
         results = _scored(steps, rewards, processes)
     lines = []
@@ -107,8 +106,7 @@ def evaluate(
             click.echo("\n".join(_table(step, answers, metrics)))
     if output is not None:
         both = [pair for step in steps for pair in zip(steps[step], results[step], strict=True)]
-        with input_errors():
-            write_evaluation(output, lines, both)
+        write_evaluation(output, lines, both)
         click.echo(f"{output}: {counted(len(both), 'scored row')}", err=True)
 
 
@@ -161,8 +159,7 @@ def _scored(
     every = [answer for answers in steps.values() for answer in answers]
     checks = row_checks(rewards.specs)
     if checks is not None:  # else a function may take any rows
-        with input_errors():
-            check_answers(every, checks)
+        check_answers(every, checks)
     lines, done, variables = ProgressLines(err=True), 0, variables_of_code("reward")
 
     def on_scored() -> None:

@@ -8,7 +8,7 @@ import click
 
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
-from ppojob_cli.input_error import InputError, input_errors, output_errors
+from ppojob_cli.input_error import InputError, output_errors
 from ppojob_cli.options import FOLDER
 
 _STEP = re.compile(r"[0-9]+")
@@ -31,15 +31,14 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: 
     """
     from ppojob_trainer.models.adapter_files import CONFIG_FILE
 
-    with input_errors():
-        folder = _checkpoint_folder(run, checkpoint)
-        config = CONFIG_FILE if adapters else "config.json"
-        _check_output(output, config)
-        is_another = (output / config).is_file()
-        # It takes torch, which takes seconds to load.
-        from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
+    folder = _checkpoint_folder(run, checkpoint)
+    config = CONFIG_FILE if adapters else "config.json"
+    _check_output(output, config)
+    is_another = (output / config).is_file()
+    # It takes torch, which takes seconds to load.
+    from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
 
-        step = export_checkpoint(folder, output, only_adapters=adapters, critic=critic)
+    step = export_checkpoint(folder, output, only_adapters=adapters, critic=critic)
     what = "the adapters" if adapters else "the model"
     whose = " of the critic" if critic else ""
     before = ", in place of the one that was there" if is_another else ""

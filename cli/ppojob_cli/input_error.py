@@ -29,14 +29,3 @@ def output_errors(output: Path, allowed: str = "a folder that can be written") -
     except OSError as error:
         why = error.strerror or error
         raise InputError(f"--output: got {output}: {why}; {allowed}") from None
-
-
-@contextmanager
-def input_errors() -> Iterator[None]:
-    """Convert the trainer's errors to `InputError`."""
-    from ppojob_trainer.errors import PPOJobError
-
-    try:
-        yield
-    except PPOJobError as problem:
-        raise InputError(str(problem)) from None

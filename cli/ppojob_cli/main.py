@@ -9,6 +9,7 @@ from ppojob_api import contract
 from ppojob_api.problem import shown
 from ppojob_cli.cluster.options import cluster_options
 from ppojob_cli.input_error import InputError
+from ppojob_trainer.errors import PPOJobError
 
 COMMANDS: Final = {
     "run": ("run", "Run a PPOJob manifest on this machine, or resume its run."),
@@ -93,11 +94,13 @@ class LazyGroup(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; report missing packages, and end quietly on Ctrl-C."""
+        """Run a command; report errors in one line, and end quietly on Ctrl-C."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as problem:
             raise _not_installed(str(ctx.invoked_subcommand), problem) from None
+        except PPOJobError as problem:
+            raise InputError(str(problem)) from None
         except KeyboardInterrupt:
             raise SystemExit(contract.EXIT_INTERRUPTED) from None
 

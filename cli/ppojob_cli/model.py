@@ -10,7 +10,7 @@ import click
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.well_known import WEIGHTS_AGAIN
-from ppojob_cli.input_error import InputError, input_errors, output_errors
+from ppojob_cli.input_error import InputError, output_errors
 from ppojob_cli.options import FOLDER
 
 DEMO: Final = "smollm2"
@@ -56,7 +56,7 @@ def _make_demo(output: Path) -> None:
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 
-        with input_errors(), output_errors(output):
+        with output_errors(output):
             build_demo_model(output)
     except ModuleNotFoundError as error:
         raise InputError(

@@ -12,7 +12,6 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology, world_size
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.well_known import KIND, RoleName
-from ppojob_cli.input_error import input_errors
 from ppojob_cli.job_file import load_job
 from ppojob_cli.options import set_option
 from ppojob_operator.build.gang import GANGS
@@ -341,8 +340,7 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     FILE is - for standard input. It starts nothing, contacts no cluster, and of models reads only
     the sizes of their weights.
     """
-    with input_errors():
-        job = load_job(file, overrides)
+    job = load_job(file, overrides)
     for problem in validation.warnings(job):
         click.echo(f"warning: {problem}", err=True)
     config = run_config.resolve(job)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.input_error import InputError
 from ppojob_cli.options import FOLDER
 from ppojob_cli.progress_lines import ProgressLines
 
@@ -56,13 +56,12 @@ def index(
     def on_progress(stage: str, count: int) -> None:
         lines.show(f"{count:,} documents {stage}")
 
-    with input_errors():
-        settings = _encoder_settings(kind, encoder, of_encoder)
-        try:
-            made = build_index(corpus, output, encoder=settings, on_progress=on_progress)
-        except KeyboardInterrupt:
-            click.echo(f"{output}: interrupted; the same command resumes", err=True)
-            raise
+    settings = _encoder_settings(kind, encoder, of_encoder)
+    try:
+        made = build_index(corpus, output, encoder=settings, on_progress=on_progress)
+    except KeyboardInterrupt:
+        click.echo(f"{output}: interrupted; the same command resumes", err=True)
+        raise
     click.echo(
         f"{output}: {made.plan.documents:,} documents, {kind}, {made.memory_bytes / 1e6:,.1f} MB"
         " in memory"
@@ -99,8 +98,7 @@ def retrieve(folder: Path, port: int, address: str, topk: int, encoder: Path | N
     from ppojob_trainer.retrieval.http_server import retrieve_server
     from ppojob_trainer.retrieval.index import open_index
 
-    with input_errors():
-        retriever = open_index(folder, encoder)
+    retriever = open_index(folder, encoder)
     with retriever:
         try:
             server = retrieve_server(retriever, address, port, topk=topk)

@@ -11,7 +11,7 @@ import click
 from ppojob_api.checks.tools import port_of
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import shown
-from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.input_error import InputError
 from ppojob_cli.verl_tools import read_verl_agent, wrong_agent
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
 def _of_python(file: str, environment: str) -> list[dict[str, Any]]:
     from ppojob_trainer.tools.describe import read_tools
 
-    with input_errors():
-        described = read_tools(file, environment)
+    described = read_tools(file, environment)
     path = str(Path(file))
     return list(_tools(described, lambda one: {"path": path, "function": one.function}))
 
@@ -76,8 +75,7 @@ def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any
     if key_variable:
         server["keyVariable"] = key_variable
     code = ServerCode(name, place if is_url else None, command, key_variable)
-    with input_errors():
-        described = read_server(code)
+    described = read_server(code)
     port = port_of(place) if is_url else None
 
     def source(one: "Described") -> dict[str, str]:

@@ -11,7 +11,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.validation import check_length, length_warnings, warnings
 from ppojob_cli.job_file import load_job, validate_file
-from ppojob_cli.plan import plan
+from ppojob_cli.main import main
 from ppojob_cli.validate import validate
 from ppojob_trainer.errors import ConfigError
 
@@ -154,7 +154,7 @@ class TestValidate:
 class TestPlan:
     def test_text(self) -> None:
         options = ["--set", "spec.algorithm.groupFilter.keep=4"]
-        result = CliRunner().invoke(plan, ["one.yaml", *options])
+        result = CliRunner().invoke(main, ["plan", "one.yaml", *options])
         assert result.exit_code == 0
         lines = result.stdout.splitlines()
         assert [line for line in lines if line and line[0] != " "][1:] == [
@@ -174,23 +174,23 @@ class TestPlan:
     def test_responses_that_are_given(self) -> None:
         guided = ("spec.algorithm.guidance.samples=2", "spec.data.guidanceKey=target")
         options = [word for one in guided for word in ("--set", one)]
-        result = CliRunner().invoke(plan, ["one.yaml", *options])
+        result = CliRunner().invoke(main, ["plan", "one.yaml", *options])
         assert "  at most 2 samples of each prompt from the data, the others drawn" in result.stdout
 
     def test_json(self) -> None:
-        result = CliRunner().invoke(plan, ["--json", "one.yaml"])
+        result = CliRunner().invoke(main, ["plan", "--json", "one.yaml"])
         config = RunConfig.from_json(result.stdout)
         assert config.name == "one"
         assert json.loads(result.stdout)["spec"]["algorithm"]["miniBatchPrompts"] == 4
 
     def test_a_warning_is_beside_the_plan(self) -> None:
         options = ["--set", "spec.model.dtype=bfloat16", "--json"]
-        result = CliRunner().invoke(plan, ["one.yaml", *options])
+        result = CliRunner().invoke(main, ["plan", "one.yaml", *options])
         assert RunConfig.from_json(result.stdout).spec.model.dtype == "bfloat16"
         assert (result.exit_code, places(result.stderr)) == (0, ["warning: spec.model.dtype"])
 
     def test_bad_file(self) -> None:
-        result = CliRunner().invoke(plan, ["bad.yaml"])
+        result = CliRunner().invoke(main, ["plan", "bad.yaml"])
         assert (result.exit_code, result.stdout) == (2, "")
         assert places(result.stderr) == WRONG
 

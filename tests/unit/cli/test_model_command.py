@@ -5,11 +5,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ppojob_cli.hub_data import described, fetched
-from ppojob_cli.model import model
+from ppojob_cli.main import main
 
 
 def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(model, [str(argument) for argument in arguments])
+    return CliRunner().invoke(main, ["model", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ppojob_api.problem import Problem
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.generate import generate
 from ppojob_cli.job_file import Overrides, load_job, parse_override, validate_file
-from ppojob_cli.plan import plan
+from ppojob_cli.main import main
 from ppojob_cli.validate import validate
 from ppojob_trainer.errors import ConfigError
 
@@ -124,7 +124,9 @@ def test_commands_take_it(file: str) -> None:
     result = runner.invoke(validate, [file, "--set", "spec.seed=1", "--set", "spec.sed=2"])
     assert result.exit_code == 2
     assert result.stderr.startswith("--set spec.sed=2: ")
-    result = runner.invoke(plan, [file, "--json", "--set", "spec.seed=2", "--set", "spec.seed=1"])
+    result = runner.invoke(
+        main, ["plan", file, "--json", "--set", "spec.seed=2", "--set", "spec.seed=1"]
+    )
     assert result.exit_code == 0
     assert RunConfig.from_json(result.stdout).spec.seed == 1
 

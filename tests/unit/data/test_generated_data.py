@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tokenizers.pre_tokenizers import ByteLevel
 from trees import tree
 
-from ppojob_cli.data import data
+from ppojob_cli.main import main
 from ppojob_trainer.agents.formats import calls
 from ppojob_trainer.agents.formats.search_r1 import information
 from ppojob_trainer.agents.formats.search_r1 import search_r1 as search_format
@@ -30,7 +30,7 @@ from ppojob_trainer.tools.built_in import calculator, tool
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(data, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(main, ["data", *map(str, arguments)])
     return result.exit_code, result.output
 
 

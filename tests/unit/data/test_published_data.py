@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from prompt_files import PromptFiles
 
-from ppojob_cli.data import data
+from ppojob_cli.main import main
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.metrics.page_server import PageServer
 from ppojob_trainer.rewards.row_checks import RowChecks
@@ -50,7 +50,7 @@ SOLUTIONS: list[Row] = [
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(data, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(main, ["data", *map(str, arguments)])
     return result.exit_code, result.output
 
 

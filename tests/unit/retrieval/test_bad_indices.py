@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from golden_lines import assert_lines, read_lines
 from safetensors.numpy import load_file, save_file
 
-from ppojob_cli import search
+from ppojob_cli.main import main
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_indices.txt")
 GOOD = '{"id": "1", "contents": "T\\ntext"}\n'
@@ -28,8 +28,7 @@ WEIGHTS = Path("tiny-e5/model.safetensors")
 
 
 def run(command: Command) -> tuple[int, list[str]]:
-    name, *arguments = command
-    result = CliRunner().invoke(getattr(search, name), arguments)
+    result = CliRunner().invoke(main, command)
     return result.exit_code, result.stderr.splitlines()  # progress is told beside it
 
 
