@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from every_field import every_field, field_paths
 
-from ppojob_api import validation
+from ppojob_api import manifest, validation
 from ppojob_api.parsing import parse
 from ppojob_api.problem import ReasonCode
+from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 
 CANNOT_BE_SET = field_paths(
@@ -63,6 +64,18 @@ def test_every_field_has_another_value_than_its_default(every) -> None:
     job, unmoved = every
     assert isinstance(validation.validate(job), PPOJob)
     assert {re.sub(r"\[[0-9]+\]", "", path) for path in unmoved} == CANNOT_BE_SET
+
+
+def test_what_is_resolved_is_a_job_that_resolves_to_itself(every) -> None:
+    job = validation.validate(every[0])
+    assert isinstance(job, PPOJob)
+    config = resolve(job)
+    assert RunConfig.from_json(config.to_json()) == config
+    read = manifest.read_bytes(manifest.dump(config.job()).encode(), "job.yaml")
+    assert read.problems == ()
+    again = validation.validate(read.value)
+    assert isinstance(again, PPOJob), again
+    assert resolve(again).to_json() == config.to_json()
 
 
 def test_null_is_absent(every) -> None:

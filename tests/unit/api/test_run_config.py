@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from ppojob_api import manifest, validation
+from ppojob_api import validation
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import EngineFacts, RunConfig, layout_json, resolve
 from ppojob_api.v1alpha1.job import PPOJob
@@ -333,68 +333,3 @@ def test_uid_is_the_given_one_or_one_of_the_name() -> None:
 def test_other_text_is_refused(data: str | bytes) -> None:
     with pytest.raises(ValueError, match="RunConfig"):
         RunConfig.from_json(data)
-
-
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-SPECS = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**31 - 1),
-        "algorithm": st.builds(
-            algorithm,
-            st.sampled_from(
-                ["grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
-            ),
-            miniBatchPrompts=st.sampled_from([None, 1, 4, 8, 16]),
-            entropyCoefficient=st.floats(0, 10),
-            kl=st.sampled_from(
-                [
-                    {},
-                    {"in": "loss", "estimator": "k1"},
-                    {"in": "reward", "controller": "adaptive", "target": 0.3},
-                ]
-            ),
-            lossAggregation=st.sampled_from(["token_mean", "sequence_mean_token_sum_norm"]),
-        ),
-        "optimizer": st.fixed_dictionaries(
-            {
-                "learningRate": st.floats(1e-12, 1.0),
-                "betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
-            }
-        ),
-        "model": st.fixed_dictionaries(
-            {"path": st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=20)}
-        ),
-        "roles": st.fixed_dictionaries(
-            {
-                "actorRollout": st.sampled_from([{}, {"gpusPerReplica": 1}, {"cpu": 8}]),
-                "reward": st.fixed_dictionaries({"replicas": st.integers(1, 4)}),
-            }
-        ),
-        "data": st.fixed_dictionaries(
-            {
-                "train": st.just([{"path": "a.parquet"}]),
-                "validation": st.just([{"path": "b.parquet"}]),
-                "shuffle": st.booleans(),
-                "applyChatTemplateKwargs": st.dictionaries(
-                    st.text(max_size=4), st.booleans() | FINITE, max_size=2
-                ),
-            }
-        ),
-    }
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(SPECS.filter(lambda spec: "://" not in spec["model"]["path"]))
-def test_round_trips(spec: dict[str, Any]) -> None:
-    config = resolve(job(**spec))
-    again = RunConfig.from_json(config.to_json())
-    assert again == config
-    assert again.to_json() == config.to_json()
-    assert again.digest() == config.digest()
-    # What is resolved is a manifest itself, and resolves to itself.
-    read = manifest.read_bytes(manifest.dump(config.job()).encode(), "job.yaml")
-    assert read.problems == ()
-    judged = validation.validate(read.value)
-    assert isinstance(judged, PPOJob), judged
-    assert resolve(judged).to_json() == config.to_json()
