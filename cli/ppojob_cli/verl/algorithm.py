@@ -153,10 +153,9 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
         job.copy(mode)
     written = job.fields.get(f"{_LOSS}.type")
     kind = "clip" if written is None else str(written.value)
-    form = str(verl["algorithm.rollout_correction.loss_type"])
+    form, of_form = _form(verl)
     if kind == "bypass":
-        form = {"ppo_clip": "clip"}.get(form, form)
-        job.set(f"{_LOSS}.bypass.form", form, "algorithm.rollout_correction.loss_type")
+        job.set(f"{_LOSS}.bypass.form", form, of_form)
     has_bounds = kind in _BOUNDS and (kind != "bypass" or form == "clip")
     for side, name in zip(_BOUNDS.get(kind, ()), ("low", "high"), strict=False):
         if has_bounds:
@@ -176,6 +175,15 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
         if verl.is_given(f"{_ACTOR}.policy_loss.{name}"):
             why = f"without effect in verl, which reads actor.{name}"
             job.note(why, f"{_ACTOR}.policy_loss.{name}")
+
+
+def _form(verl: Verl) -> tuple[str, str]:
+    """Return the form of the loss of the bypass mode, and the key that says it."""
+    at = "algorithm.rollout_correction"
+    if verl[former := f"{at}.use_policy_gradient"]:
+        return "reinforce", former
+    form = str(verl[f"{at}.loss_type"])
+    return {"ppo_clip": "clip"}.get(form, form), f"{at}.loss_type"
 
 
 def _one_bound(verl: Verl, job: Draft) -> None:
@@ -336,7 +344,7 @@ def kl(verl: Verl, job: Draft) -> None:
         verl.trainer not in FORKS
         and verl.is_given(f"{at}.kl_coef")
         and verl[f"{at}.kl_coef"]
-        and not (in_reward or in_loss)
+        and not (in_reward or in_loss or verl.is_given("algorithm.use_kl_in_reward"))
     ):
         why = "without effect in verl; in that of early 2025, as in TinyZero, it has: --of tinyzero"
         job.note(why, f"{at}.kl_coef")
@@ -412,8 +420,11 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
     """Convert importance weights and rejection by the mismatch of engine and trainer."""
     at, section = "algorithm.rollout_correction", "spec.algorithm.rolloutCorrection"
     weights, modes = verl[f"{at}.rollout_is"], verl[f"{at}.rollout_rs"]
-    is_reinforce = verl[f"{at}.bypass_mode"] and verl[f"{at}.loss_type"] == "reinforce"
-    veto = f"{at}.rollout_token_veto_threshold"
+    is_reinforce = verl[f"{at}.bypass_mode"] and _form(verl)[0] == "reinforce"
+    veto, cap = f"{at}.rollout_token_veto_threshold", f"{_ACTOR}.tis_imp_ratio_cap"
+    if verl[cap] > 0:
+        job.set(f"{section}.weights", "token", cap)
+        job.set(f"{section}.weightLimit", verl[cap], cap)
     if not weights and not modes and not is_reinforce and not verl.is_given(veto):
         return
     job.set(section, {}, f"{at}.rollout_is")

@@ -84,6 +84,8 @@ def _copy(verl: Verl, job: Draft, key: Key) -> None:
 def _outcome(verl: Verl, job: Draft, typed: str) -> Outcome:
     """Return the outcome of a key without one, or with an unknown value."""
     row = table.find(typed)
+    if row is None and verl.raw(typed) is None:
+        return Outcome(Fate.IDLE, "null says nothing")
     if row is None:
         near = table.nearest(typed)
         why = "no key of verl's that is known here" + (f", did you mean {near}" if near else "")

@@ -42,7 +42,13 @@ def given_answers(verl: Verl, job: Draft) -> None:
             if not verl.is_given(f"data.max_{part.lower()}_length"):
                 job.set(f"spec.data.max{part}Tokens", verl[longest], longest)
         job.note("of prompt and answer together there, of each of them here", longest)
-    has_columns = verl.trainer is trainers.FSDP_SFT and not verl["data.multiturn.enable"]
+    if verl.trainer is trainers.FSDP_SFT and verl[turns := "data.multiturn.enable"]:
+        messages = "data.multiturn.messages_key"
+        job.set("spec.data.promptKey", verl[messages] or "messages", messages, turns)
+        if verl.is_given("data.multiturn.tools_key"):
+            job.copy("data.multiturn.tools_key", "spec.data.toolsKey")
+        return
+    has_columns = verl.trainer is trainers.FSDP_SFT
     for field, key, default in (
         ("promptKey", "data.prompt", "question"),
         ("answerKey", "data.response", "answer"),
@@ -100,12 +106,17 @@ def template_arguments(verl: Verl, job: Draft) -> None:
     found = dict(verl.below(key))
     names = [f"{key}.{name}" for name in found]
     default, column = f"data.{variable}_default", f"data.{variable}_key"
+    if verl["data.multiturn.enable"]:
+        column = f"data.multiturn.{variable}_key"
     if verl.is_given(default) and verl[default] is not None:
         found[variable] = verl[default]
         names.append(default)
     if found:
         job.set("spec.data.applyChatTemplateKwargs", found, *names)
-    if verl.is_given(column) and verl[column] == variable:
+    if verl[column] == variable and verl.is_given(column.replace(f"{variable}_key", "tools_key")):
+        # A whole configuration, which names it for rows that have none, too.
+        job.note("spec.data.templateColumns, if rows have this column", column)
+    elif verl.is_given(column) and verl[column] == variable:
         job.set("spec.data.templateColumns", [variable], column)
     elif verl.is_given(column):
         job.leave_out(f"name the column {variable}, for templateColumns", column)

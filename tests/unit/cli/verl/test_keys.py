@@ -110,7 +110,8 @@ def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
     origins = {name for line in text.splitlines() for name in line.partition("  # ")[2].split(", ")}
     assert set(job.outcomes) == set(read.given)
     for key, outcome in job.outcomes.items():
-        assert (outcome.fate == Fate.UNKNOWN) == (keys.find(key) is None)
+        is_unknown = keys.find(key) is None and read.given[key].value is not None
+        assert (outcome.fate == Fate.UNKNOWN) == is_unknown
         assert outcome.fate != Fate.WRITTEN or key in origins
     for problem in job.problems:
         assert str(problem)
@@ -170,6 +171,7 @@ def test_the_model_of_the_older_sft_trainer() -> None:
 
 def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
     given = ["data.train_files=a.parquet", "model.partial_pretrain=m", "optim.lr_scheduler=wsd"]
+    given += ["data.multiturn.messages_key=turns", "optim.warmup_steps_ratio=0.1"]
     assert converted([given[0], "optim.lr=1e-4"]).fields["spec.algorithm.type"].value == "sft"
     assert converted([given[0], "optim=automodel"]).fields["spec.algorithm.type"].value == "ppo"
     assert trainers.of_module("verl.trainer.fsdp_sft_trainer") is trainers.FSDP_SFT
@@ -184,6 +186,17 @@ def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
         "stableRatio": 0.9,
         "betas": [0.9, 0.95],
     }
+    turns = converted([*given, "data.multiturn.enable=true", "data.prompt_key=question"])
+    assert turns.problems == []
+    assert turns.fields["spec.data.promptKey"].value == "turns"
+    assert turns.outcomes["data.prompt_key"].fate == Fate.IDLE
+
+
+def test_a_whole_configuration_names_columns_that_rows_may_lack() -> None:
+    given = ["data.train_files=a.parquet", "optim.lr=1e-4", "data.tools_key=tools"]
+    job = converted([*given, key := "data.enable_thinking_key=enable_thinking"])
+    assert job.outcomes[key.partition("=")[0]].fate == Fate.NOTED
+    assert "spec.data.templateColumns" not in job.fields
 
 
 @pytest.mark.parametrize("trainer", ["main_dapo", "recipe.entropy.main_entropy"])
@@ -348,6 +361,14 @@ FATES = [
     ("actor_rollout_ref.actor.optim.lr=1e-6", Fate.SAME),
     ("trainer.total_epochs=3", Fate.WRITTEN),
     ("trainer.no_such_key=3", Fate.UNKNOWN),
+    ("trainer.no_such_key=null", Fate.IDLE),
+    ("algorithm.kl_ctrl.kl_coef=0.001", Fate.NOTED),
+    ("algorithm.rollout_is=true", Fate.LOST),
+    ("algorithm.rollout_is_level=token", Fate.IDLE),
+    ("global_profiler.global_tool_config.nsys.worker_nsight_options.kill=none", Fate.UNNEEDED),
+    ("trainer.profile_steps=[1]", Fate.LEFT_OUT),
+    ("actor_rollout_ref.actor.profile.step_start=-1", Fate.IDLE),
+    ("actor_rollout_ref.actor.veomni.attn_implementation=eager", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.REPLACED),
     (f"{ROLLOUT}.pipeline_model_parallel_size=${{x.y}}", Fate.REPLACED),
     ("actor_rollout_ref.actor.optim.lr=fast", Fate.REPLACED),
