@@ -38,6 +38,7 @@ _AT_ADMISSION = (
 )
 _HERE = (
     (_OPTIMIZERS, "betas epsilon amsgrad", "type", "adamw muon"),
+    (_OPTIMIZERS, "decoupledWeightDecay", "type", "adamw"),
     ("spec.model.ropeScaling", "lowFreqFactor highFreqFactor", "type", "llama3"),
     ("spec.rollout", "engineArguments", "engine", "vllm"),
     ("spec.algorithm.certaintyReward", "marker debias", "type", "answer_probability"),

@@ -112,6 +112,11 @@ class OptimizerSpec(Section):
     weight_decay: Share = 0.01
     """Weight decay, decoupled from the gradient except for sgd. verl: weight_decay, 0.01."""
 
+    decoupled_weight_decay: bool = True
+    """With adamw; false: weight decay is added to the gradient before the moments, as in Adam
+    (arXiv:1412.6980) with L2 regularization. verl: decoupled_weight_decay, true; optim.optimizer:
+    Adam."""
+
     gradient_clip: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Largest global gradient norm; 0: no clipping. verl: grad_clip, 1."""
 

@@ -177,7 +177,13 @@ def optimizer_kind(verl: Verl, job: Draft) -> None:
             # PyTorch's class, by its name, would refuse weights that are no matrices.
             is_pytorch = verl.engine != "megatron" and verl[key] == "Muon"
             (_muon_of_pytorch if is_pytorch else _muon_of_megatron)(verl, job, at, section)
-        elif kind not in {"adamw", "adam", "fusedadam"}:
+        elif kind in {"adamw", "adam", "fusedadam"}:
+            decoupled = f"{given}.decoupled_weight_decay"
+            # PyTorch's class of this name adds weight decay to the gradient, Megatron's does not.
+            is_adam = verl.engine != "megatron" and verl[key] == "Adam"
+            is_decoupled = verl[decoupled] if verl.is_given(decoupled) else not is_adam
+            job.set(f"{section}.decoupledWeightDecay", is_decoupled, key, decoupled)
+        else:
             job.leave_out("adamw, muon and sgd alone", key)
 
 

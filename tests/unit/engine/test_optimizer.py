@@ -309,6 +309,24 @@ def test_sgd_adds_weight_decay_to_the_gradient(momentum):
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_weight_decay_that_is_not_decoupled_is_part_of_the_gradient():
+    """Algorithm 1 of Adam, of the gradient of a loss with L2 regularization."""
+    model = make_model()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    gradients = gradients_of(model)
+    steps_of(OptimizerSpec(decoupled_weight_decay=False, **SHARED), model, gradients)
+    for name, weight in model.named_parameters():
+        expected = before[name].double()
+        first, second = (torch.zeros_like(expected) for _ in range(2))
+        for step, of_step in enumerate(gradients, start=1):
+            gradient = of_step[name].double() + DECAY * expected
+            first = 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient.square()
+            lengths = (second / (1.0 - 0.999**step)).sqrt() + 1e-8
+            expected = expected - RATE * first / (1.0 - 0.9**step) / lengths
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_amsgrad_divides_by_the_largest_second_moment_so_far():
     """Algorithm 2 of the paper, with AdamW's weight decay and PyTorch's corrections of biases."""
     model = make_model()

@@ -96,7 +96,8 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     if others:
         groups = _groups(others, spec)
         own: dict[str, Any] = {"betas": spec.betas, "eps": spec.epsilon, "amsgrad": spec.amsgrad}
-        adamw = _AdamW(groups, fused=True, **own, **shared)
+        own["decoupled_weight_decay"] = spec.decoupled_weight_decay
+        adamw = _Adam(groups, fused=True, **own, **shared)
     if spec.type == "adamw":
         assert adamw is not None, "something is trained"
         return adamw
@@ -163,8 +164,8 @@ class _ByParts(torch.optim.Optimizer):
                 group["params"] = weights
 
 
-class _AdamW(_ByParts, torch.optim.AdamW):
-    """AdamW."""
+class _Adam(_ByParts, torch.optim.Adam):
+    """AdamW, unless weight decay is not decoupled."""
 
 
 class _Sgd(_ByParts, torch.optim.SGD):
