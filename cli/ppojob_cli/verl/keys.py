@@ -43,6 +43,8 @@ class Key:
     @property
     def changes_numbers(self) -> bool:
         """Whether the key affects the numbers of the training."""
+        if self.how.startswith("as ") and (main := find(self.other)):
+            return main.changes_numbers
         return self.how not in {"speed", "given speed", "nothing"}
 
     @property
