@@ -115,7 +115,11 @@ def _no_setting(text: str, where: str) -> Problem:
 
 
 def of_yaml(text: str, name: str) -> Settings:
-    """Read a full or partial configuration; a `ValueError` if it is no YAML, or no mapping."""
+    """Read a full or partial configuration; a `ValueError` if it is no YAML, or no mapping.
+
+    Also Hydra's overrides.yaml, a list of them, and the config.yaml of a run of Weights & Biases,
+    where each section is the `value` of a mapping.
+    """
     try:
         tree = _yaml().load(text)
     except MarkedYAMLError as error:
@@ -124,8 +128,16 @@ def of_yaml(text: str, name: str) -> Settings:
         raise ValueError(f"line {line}: {error.problem or error.context}") from None
     except (YAMLError, ValueError) as error:
         raise ValueError(" ".join(str(error).split())) from None
+    if isinstance(tree, list) and all("=" in str(one) for one in tree):
+        return of_overrides((str(one), name) for one in tree)
     if not isinstance(tree, dict):
         raise ValueError("it is no mapping of keys to values")
+    if "wandb_version" in tree or "_wandb" in tree:
+        tree = {
+            key: one["value"]
+            for key, one in tree.items()
+            if isinstance(one, dict) and "value" in one and key != "_wandb"
+        }
     given = {
         key: Given(value, name)
         for key, value in _leaves("", _plain(tree))

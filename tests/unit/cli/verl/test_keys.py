@@ -13,7 +13,7 @@ from ppojob_cli.from_verl import commented
 from ppojob_cli.verl import keys, page, trainers
 from ppojob_cli.verl.conversions import CONVERSIONS, convert
 from ppojob_cli.verl.draft import Draft, Fate
-from ppojob_cli.verl.settings import of_overrides
+from ppojob_cli.verl.settings import of_overrides, of_yaml
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from-verl.md"
 DYNAMIC_SAMPLING = "spec.algorithm.dynamicSampling.promptsPerRound"
@@ -190,6 +190,19 @@ def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
     assert turns.problems == []
     assert turns.fields["spec.data.promptKey"].value == "turns"
     assert turns.outcomes["data.prompt_key"].fate == Fate.IDLE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: {train_batch_size: 8}",
+        "[data.train_batch_size=8]",
+        "wandb_version: 1\n_wandb: {value: {a: 1}}\ndata: {desc: null, value: {train_batch_size: 8}}",
+    ],
+)
+def test_configurations_are_read_as_hydra_and_wandb_keep_them(text: str) -> None:
+    given = of_yaml(text, "config.yaml").given
+    assert {key: one.value for key, one in given.items()} == {"data.train_batch_size": 8}
 
 
 def test_a_whole_configuration_names_columns_that_rows_may_lack() -> None:
