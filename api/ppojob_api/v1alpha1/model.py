@@ -55,12 +55,19 @@ class LoraSpec(Section):
     pre."""
 
     init: Literal[
-        "kaiming", "gaussian", "xavier", "pissa", "pissa_niter_4", "pissa_niter_16", "olora"
+        "kaiming",
+        "gaussian",
+        "xavier",
+        "normal",
+        "pissa",
+        "pissa_niter_4",
+        "pissa_niter_16",
+        "olora",
     ] = "kaiming"
-    """Initial A: uniform up to 1 / √in, or normal with a deviation of 1 / rank, or of
-    √(2 / (in + rank)); B is zero. pissa: the largest singular vectors of W (arXiv:2404.02948), with
-    niter by that many steps of a fast decomposition. olora: of its QR decomposition
-    (arXiv:2406.01775). PEFT: init_lora_weights. verl: lora_A_init_method, xavier."""
+    """Initial A: uniform up to 1 / √in, or normal with a deviation of 1 / rank, of
+    √(2 / (in + rank)), or of 0.2; B is zero. pissa: the largest singular vectors of W
+    (arXiv:2404.02948), with niter by that many steps of a fast decomposition. olora: of its QR
+    decomposition (arXiv:2406.01775). PEFT: init_lora_weights. verl: lora_A_init_method, xavier."""
 
     rank_stabilized: bool = False
     """An adapter's output is scaled by alpha / √rank (rsLoRA, Kalajdzievski 2023,

@@ -140,7 +140,8 @@ def test_in_training_the_adapter_alone_loses_numbers_of_its_inputs_or_outputs(po
 
 
 @pytest.mark.parametrize(
-    ("init", "deviation"), [("gaussian", 1 / 4), ("xavier", math.sqrt(2 / (32 + 4)))]
+    ("init", "deviation"),
+    [("gaussian", 1 / 4), ("xavier", math.sqrt(2 / (32 + 4))), ("normal", 0.2)],
 )
 def test_a_begins_normally_as_peft_and_as_megatron_draw_it(init, deviation):
     drawn = [one.a for one in adapters_of(adapted(init=init)).values() if one.a.shape == (4, 32)]

@@ -331,8 +331,12 @@ def _drawn_adapter(name: str, shape: torch.Size, lora: LoraSpec, seed: int) -> T
     if lora.init == "kaiming":
         drawn(values.flatten(0, -2), seed, name)
         return values
-    normal = {"gaussian": 1.0 / lora.rank, "xavier": math.sqrt(2.0 / (shape[-1] + lora.rank))}
-    return values.normal_(std=normal[lora.init], generator=_stream(seed, name))
+    deviations = {
+        "gaussian": 1.0 / lora.rank,
+        "xavier": math.sqrt(2.0 / (shape[-1] + lora.rank)),
+        "normal": 0.2,
+    }
+    return values.normal_(std=deviations[lora.init], generator=_stream(seed, name))
 
 
 def drawn(values: Tensor, seed: int, name: str) -> Tensor:
