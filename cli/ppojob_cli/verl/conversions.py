@@ -103,7 +103,8 @@ def _outcome(verl: Verl, job: Draft, typed: str) -> Outcome:
     outcome = job.outcomes.get(typed) or _fate(verl, job, main, typed)
     if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
         like = "a number" if main.default is None else shown(main.default)
-        outcome = Outcome(Fate.REPLACED, f"verl has {like} there")
+        fate = Fate.REPLACED if main.changes_numbers else Fate.LEFT_OUT
+        outcome = Outcome(fate, f"verl has {like} there")
     source = next(unread.marks(verl.raw(typed)), None)
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
     if source is None or outcome.fate in quiet or main.how in _NAMES:

@@ -96,7 +96,10 @@ def rows() -> dict[str, Key]:
 _OF_SFT: Final = {
     "model": ("actor_rollout_ref.model", "actor_rollout_ref.actor"),
     "optim": ("actor_rollout_ref.actor.optim",),
-    "engine": ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.megatron"),
+    "engine": tuple(
+        f"actor_rollout_ref.actor.{one}"
+        for one in ("fsdp_config", "megatron", "torchtitan", "veomni")
+    ),
     "checkpoint": ("actor_rollout_ref.actor.checkpoint",),
     "profiler": ("actor_rollout_ref.actor.profiler",),
 }
@@ -113,6 +116,7 @@ def _in_full(name: str) -> str:
     """Return the full name of a key of sft_trainer; others unchanged."""
     section, _, rest = name.partition(".")
     full = [f"{one}.{rest}" for one in _OF_SFT.get(section, ()) if rest]
+    full.sort(key=lambda one: one not in rows())  # names before patterns
     return next((one for one in full if _find(one) is not None), name)
 
 
