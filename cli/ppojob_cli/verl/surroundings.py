@@ -1,6 +1,7 @@
 """Conversion of other settings: data, rewards, agents, pods, schedule and logging."""
 
 import re
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from ppojob_api.problem import shown
@@ -82,13 +83,21 @@ def pictures(verl: Verl, job: Draft) -> None:
         job.note("adapters are the language model's alone", tower)
     elif sees or (not is_whole and (seen or verl.is_given(tower))):
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
-    elif not verl[tower]:
+    elif not verl[tower] and not _is_text_model(str(verl["actor_rollout_ref.model.path"])):
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
     if keys[2] not in given:
         return
     job.set("spec.data.audioKey", verl[keys[2]], keys[2])
     if not is_whole or "spec.data.audioKey" in job.fields:
         job.note("the encoder of a model that hears stays as it is", keys[2])
+
+
+def _is_text_model(folder: str) -> bool:
+    """Return whether a model's folder is here, and its config.json has no vision tower."""
+    try:
+        return "vision_config" not in Path(folder, "config.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
 
 
 def overlong_prompts(verl: Verl, job: Draft) -> None:

@@ -203,6 +203,14 @@ def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
     assert turns.outcomes["data.prompt_key"].fate == Fate.IDLE
 
 
+def test_a_text_model_whose_folder_is_there_has_no_vision_tower(tmp_path: Path) -> None:
+    tower, media = f"{ACTOR}.freeze_vision_tower", ("image", "video", "audio")
+    given = [*BASE, *(f"data.{one}_key={one}s" for one in media), f"{tower}=false"]
+    for text, fate in (('{"vision_config": {}}', Fate.NOTED), ("{}", Fate.IDLE)):
+        (tmp_path / "config.json").write_text(text)
+        assert converted([*given, f"{MODEL}.path={tmp_path}"]).outcomes[tower].fate == fate
+
+
 @pytest.mark.parametrize(
     "text",
     [
