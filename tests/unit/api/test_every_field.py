@@ -20,8 +20,8 @@ spec.model.lora: path  # beside what adapters begin as
 spec.critic.lora: path
 spec.critic.lora: modulesToSave
 spec.critic: referencePath
-spec.optimizer: decayRatio power warmupRatio
-spec.critic.optimizer: decayRatio power warmupRatio
+spec.optimizer: decayRatio decoupledWeightDecay power warmupRatio
+spec.critic.optimizer: decayRatio decoupledWeightDecay power warmupRatio
 spec.rewards: onError source.configMap source.package
 spec.sandbox: url
 spec.algorithm: certaintyReward  # beside what reads scores

@@ -100,7 +100,7 @@ class Muon(torch.optim.Optimizer):
         self,
         groups: Sequence[dict[str, Any]],
         scales: Mapping[nn.Parameter, float],
-        others: torch.optim.AdamW | None,
+        others: torch.optim.Adam | None,
         *,
         lr: float,
         weight_decay: float,
