@@ -118,7 +118,7 @@ def template_arguments(verl: Verl, job: Draft) -> None:
     if verl["data.multiturn.enable"]:
         column = f"data.multiturn.{variable}_key"
     if verl.is_given(default) and verl[default] is not None:
-        found[variable] = verl[default]
+        found[variable] = bool(verl[default])  # of `none` too, its default, which is a text
         names.append(default)
     if found:
         job.set("spec.data.applyChatTemplateKwargs", found, *names)
