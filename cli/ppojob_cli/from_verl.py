@@ -86,7 +86,11 @@ def from_verl(
     if verbose:
         for line in _lines(job, settings, *_QUIET, Fate.LEFT_OUT):
             click.echo(line, err=True)
-    for line in _warnings(job, settings):
+    is_own_home = not any(text.startswith("HOME=") for text in variables)
+    for line in (
+        *_warnings(job, settings),
+        *_of_this_machine(job, settings.home if is_own_home else ""),
+    ):
         click.echo(f"warning: {line}", err=True)
     for line in errors:
         click.echo(line, err=True)
@@ -167,6 +171,7 @@ def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Setti
     launch, *others = script.launches
     name = printable(path)
     settings = of_overrides((one.text, f"{name}:{one.line}") for one in launch.arguments)
+    settings.home = environment["HOME"]
     problems = [
         Problem(
             f"{name}:{other.line}",
@@ -209,6 +214,14 @@ def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
     for why, keys in left_out.items():
         more = f" and {len(keys) - _SHOWN} more (--verbose)" if len(keys) > _SHOWN else ""
         yield printable(f"{', '.join(keys[:_SHOWN])}{more}: {why}; {Fate.LEFT_OUT.value}")
+
+
+def _of_this_machine(job: Draft, home: str) -> Iterator[str]:
+    """Yield a warning on fields with this machine's home folder, unless that is given."""
+    fields = [path for path, one in job.fields.items() if home and f"{home}/" in str(one.value)]
+    if fields:
+        why = "the home folder of this machine; --env HOME=FOLDER of a script, or KEY=VALUE"
+        yield printable(f"{', '.join(fields)}: got {shown(home)}: {why}, for another")
 
 
 def _shown(value: JsonValue) -> str:

@@ -54,7 +54,9 @@ _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 def convert(settings: Settings) -> Draft:
     """Convert settings to a job, with the outcome of each key."""
     trainer = trainers.of_keys(settings.given, settings.trainer)
-    verl = Verl(resolved(settings, {**table.defaults(), **trainer.defaults}), trainer)
+    verl = Verl(
+        resolved(settings, {**table.defaults(), **trainer.defaults}), trainer, settings.home
+    )
     job = Draft(verl)
     done = set[str]()
     for key in table.rows().values():

@@ -1,11 +1,11 @@
 """Draft of a converted job: fields with their source keys, and the result for each key."""
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -25,6 +25,9 @@ OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "r
 NOWHERE: Final = "this trainer reads it nowhere"
 
 _REPAIRS: Final = 20
+_MODEL: Final = re.compile(r"(model[._]path|[._](ref|tokenizer|lora_adapter)_path)$")
+"""Keys of models, tokenizers and adapters, which verl hands to from_pretrained."""
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class Fate(Enum):
@@ -60,9 +63,13 @@ class Verl:
     """verl's settings for conversions: given values, else verl's defaults."""
 
     def __init__(
-        self, given: Mapping[str, Given], trainer: trainers.Trainer = trainers.MAIN_PPO
+        self,
+        given: Mapping[str, Given],
+        trainer: trainers.Trainer = trainers.MAIN_PPO,
+        home: str = "~",
     ) -> None:
         self.trainer = trainer
+        self._home = home
         self.engine = trainers.engine_of({key: one.value for key, one in given.items()})
         self._defaults = {**trainer.defaults, **trainers.ENGINES.get(self.engine, {})}
         self._as_typed = dict(given)
@@ -86,9 +93,10 @@ class Verl:
             default = self[other[1]]
         value = self._given[key].value if key in self._given else None
         if value is None or self.is_unlike(key):
-            return _at_home(default)
+            return self._at_home(default)
         if not any(unread.marks(value)):
-            return _at_home(value)
+            value = self._at_home(value)
+            return _of_hub(value) if _MODEL.search(key) else value
         return unread.told_in(value) if takes_text(row) else default
 
     def is_unlike(self, key: str) -> bool:
@@ -135,6 +143,14 @@ class Verl:
         """Return the given keys, as typed, with this main name."""
         return [one for one in self.typed if self.main_name(one) == key and not self.is_hidden(one)]
 
+    def _at_home(self, value: JsonValue) -> JsonValue:
+        """Expand ~ in a path or paths, as verl does."""
+        if isinstance(value, list):
+            return [self._at_home(one) for one in value]
+        if isinstance(value, str) and value.startswith("~/"):
+            return f"{self._home}{value[1:]}"
+        return value
+
     def is_hidden(self, key: str) -> bool:
         """Return whether a given key replaces this one for the trainer."""
         names = self.trainer.names
@@ -157,13 +173,10 @@ def _is_number(value: object) -> bool:
     return math.isfinite(value)
 
 
-def _at_home(value: JsonValue) -> JsonValue:
-    """Expand ~ in a path or paths, as verl does."""
-    if isinstance(value, list):
-        return [_at_home(one) for one in value]
-    if isinstance(value, str) and value.startswith("~/"):
-        return os.path.expanduser(value)
-    return value
+def _of_hub(value: JsonValue) -> JsonValue:
+    """Return the URL of a model of the hub, which verl's from_pretrained knows by its name."""
+    is_name = isinstance(value, str) and _HUB_NAME.fullmatch(value) and not Path(value).exists()
+    return f"hf://{value}" if is_name else value
 
 
 def takes_numbers(row: Key) -> bool:

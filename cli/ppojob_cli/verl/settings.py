@@ -4,9 +4,10 @@ Values are read as Hydra reads them, but for `${...}`, which is followed where i
 last value of a key counts.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ class Settings:
     given: dict[str, Given]  # by full key, in order
     problems: list[Problem]  # arguments that are not settings
     trainer: Trainer | None = None  # the trainer that a script calls, if known
+    home: str = field(default_factory=lambda: os.path.expanduser("~"))  # of ~ in paths
 
     def add(self, others: "Settings") -> None:
         for key, one in others.given.items():
