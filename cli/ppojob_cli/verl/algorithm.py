@@ -509,6 +509,22 @@ def same_as_policy(verl: Verl, job: Draft) -> None:
             job.leave_out("one for both models here, that of the policy", f"critic.{name}")
 
 
+def layouts(verl: Verl, job: Draft) -> None:
+    """Tell of a parallelism of critic or reference that differs from that of the policy."""
+    for model, is_used in (
+        ("critic", verl.has_critic),
+        ("actor_rollout_ref.ref", any(places_of_kl(verl))),
+    ):
+        for kind in ("tensor", "pipeline", "expert"):
+            name = f"megatron.{kind}_model_parallel_size"
+            key = f"{model}.{name}"
+            if is_used and verl.is_given(key) and verl[key] != verl[f"{_ACTOR}.{name}"]:
+                why = "its model has the parallelism of the policy, or that of pods of its own"
+                job.leave_out(f"{why} (spec.roles)", key, changes_numbers=False)
+            else:
+                job.keep(key)
+
+
 def critic(verl: Verl, job: Draft) -> None:
     """Convert the value model of PPO, or the process reward model of PRIME."""
     if not verl.is_on("critic.enable"):

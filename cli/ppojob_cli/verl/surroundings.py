@@ -500,8 +500,6 @@ def _goes_without(verl: Verl, job: Draft, what: str, key: str) -> None:
 def loggers(verl: Verl, job: Draft) -> None:
     """Convert the supported trackers."""
     key = "trainer.logger"
-    if not verl.is_given(key):
-        return
     given = listed(verl[key])
     known = [one for one in given if one in get_args(Logger)]
     job.set("spec.loggers", known, key)
@@ -579,9 +577,11 @@ def resume(verl: Verl, job: Draft) -> None:
 def checkpoints_kept(verl: Verl, job: Draft) -> None:
     """Convert the number of kept checkpoints, at least two."""
     keys = ("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
-    kept = [verl[key] for key in keys if is_count(verl[key])]
+    kept = {key: verl[key] for key in keys if is_count(verl[key])}
     if kept:
-        job.set("spec.checkpoint.keepLast", max(2, *kept), *filter(verl.is_given, keys))
+        job.set("spec.checkpoint.keepLast", max(2, *kept.values()), *filter(verl.is_given, keys))
+    if set(kept.values()) == {1}:
+        job.note("two are kept here, the fewest that there can be", *kept)
 
 
 def examples(verl: Verl, job: Draft) -> None:

@@ -301,8 +301,10 @@ def test_what_of_the_recipe_prime_is_lost(given: str, lost: str, fields: dict[st
 FATES = [
     ("trainer.balance_batch=false", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
-    ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.UNNEEDED),
-    ("critic.megatron.pipeline_model_parallel_size=2", Fate.UNNEEDED),
+    ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.SAME),
+    ("critic.megatron.pipeline_model_parallel_size=2", Fate.SAME),
+    ("reward.num_workers=8", Fate.WRITTEN),
+    ("trainer.max_actor_ckpt_to_keep=1", Fate.NOTED),
     ("+critic.megatron.override_transformer_config.attention_dropout=0.1", Fate.LOST),
     ("+critic.megatron.override_transformer_config.moe_z_loss_coeff=0", Fate.SAME),
     ("actor_rollout_ref.actor.fsdp_config.forward_prefetch=true", Fate.UNNEEDED),
@@ -481,6 +483,11 @@ def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
         (f"{MODEL}.target_parameters=[mlp.gate]", f"{MODEL}.lora_rank=8", Fate.LOST),
         (f"{MODEL}.lora.merge=false", f"{MODEL}.lora_rank=8", Fate.WRITTEN),
         (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=megatron", Fate.NOTED),
+        (
+            "critic.megatron.tensor_model_parallel_size=2",
+            "algorithm.adv_estimator=gae",
+            Fate.LEFT_OUT,
+        ),
         (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=dp", Fate.WRITTEN),
     ],
 )
