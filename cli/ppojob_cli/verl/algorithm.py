@@ -521,7 +521,7 @@ def layouts(verl: Verl, job: Draft) -> None:
             if is_used and verl.is_given(key) and verl[key] != verl[f"{_ACTOR}.{name}"]:
                 why = "its model has the parallelism of the policy, or that of pods of its own"
                 job.leave_out(f"{why} (spec.roles)", key, changes_numbers=False)
-            else:
+            elif is_used:
                 job.keep(key)
 
 

@@ -316,12 +316,28 @@ class Draft:
         return True
 
     def origins(self, path: str) -> Iterator[str]:
-        """Return the keys of a field, for a comment."""
+        """Return the keys of a field for a comment, `KEY=VALUE` where a value is not as written."""
         written = self.fields.get(path)
-        if written is not None:
-            yield from written.keys
-            called = {main: name for name, main in self.verl.trainer.names.items()}
-            yield from (f"{called.get(key, key)} by default" for key in written.of_default)
+        if written is None:
+            return
+        for key in written.keys:
+            yield f"{key}{_unlike(self.verl.raw(key), written.value)}"
+        called = {main: name for name, main in self.verl.trainer.names.items()}
+        for key in written.of_default:
+            name = table.in_sft(key) if self.verl.trainer in trainers.OF_SFT else key
+            value = self.verl[key]
+            yield f"{called.get(key, name)}{_unlike(value, written.value)} by default"
+
+
+def _unlike(given: JsonValue, value: Any) -> str:
+    """Return `=GIVEN` for a comment, unless it is the value of the field, or one is no scalar."""
+    if not all(isinstance(one, str | int | float) for one in (given, value)) or given == value:
+        return ""
+    told = [unread.told(str(one)) for one in (given, value)]
+    if all(isinstance(one, str) for one in (given, value)):
+        told = list(map(suggestions.folded, told))
+    text = shown(unread.told_in(given)).strip('"')
+    return "" if told[0] == told[1] else f"={text}"
 
 
 def _field_of(key: str) -> str:

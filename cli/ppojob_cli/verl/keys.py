@@ -104,6 +104,7 @@ _OF_SFT: Final = {
     "profiler": ("actor_rollout_ref.actor.profiler",),
 }
 """The sections of sft_trainer, whose rows are those of the one model that it trains."""
+_LENGTHS: Final = {f"data.max_{part}_length": "data.max_length" for part in ("prompt", "response")}
 
 
 def find(name: str) -> Key | None:
@@ -118,6 +119,13 @@ def _in_full(name: str) -> str:
     full = [f"{one}.{rest}" for one in _OF_SFT.get(section, ()) if rest]
     full.sort(key=lambda one: one not in rows())  # names before patterns
     return next((one for one in full if _find(one) is not None), name)
+
+
+def in_sft(name: str) -> str:
+    """Return the name that sft_trainer has of a key of main_ppo's."""
+    full = {one: section for section, found in _OF_SFT.items() for one in found}
+    above = next((one for one in sorted(full, reverse=True) if name.startswith(f"{one}.")), None)
+    return _LENGTHS.get(name, name) if above is None else full[above] + name.removeprefix(above)
 
 
 def _find(name: str) -> Key | None:

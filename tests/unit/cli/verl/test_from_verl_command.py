@@ -119,7 +119,7 @@ def test_forks_of_early_2025_charge_the_kl_in_the_reward_unless_in_the_loss() ->
     tiny = run(*line.split(), "--of", "tinyzero")
     assert tiny.exit_code == 0
     assert "chatTemplate: \"{{ messages[0]['content'] }}\"  # data.train_files" in tiny.stdout
-    assert "in: reward  # algorithm.use_kl_in_reward by default" in tiny.stdout
+    assert "in: reward  # algorithm.use_kl_in_reward=true by default" in tiny.stdout
     assert "entropyCoefficient: 0.001" in tiny.stdout
     in_loss = run(*line.split(), "--of", "tinyzero", "actor_rollout_ref.actor.use_kl_loss=true")
     assert "in: loss" in in_loss.stdout

@@ -118,7 +118,8 @@ def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
     read = of_overrides((f"{key}={value}", "") for key, value in values.items())
     job = convert(read)
     text = commented(job.tree(), [], job.origins)
-    origins = {name for line in text.splitlines() for name in line.partition("  # ")[2].split(", ")}
+    told = [line.partition("  # ")[2] for line in text.splitlines()]
+    origins = {name.partition("=")[0] for line in told for name in line.split(", ")}
     assert set(job.outcomes) == set(read.given)
     for key, outcome in job.outcomes.items():
         is_unknown = keys.find(key) is None and read.given[key].value is not None
@@ -301,8 +302,8 @@ def test_what_of_the_recipe_prime_is_lost(given: str, lost: str, fields: dict[st
 FATES = [
     ("trainer.balance_batch=false", Fate.UNNEEDED),
     ("actor_rollout_ref.actor.fsdp_config.param_offload=true", Fate.WRITTEN),
-    ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.SAME),
-    ("critic.megatron.pipeline_model_parallel_size=2", Fate.SAME),
+    ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2", Fate.IDLE),
+    ("critic.megatron.pipeline_model_parallel_size=2", Fate.IDLE),
     ("reward.num_workers=8", Fate.WRITTEN),
     ("trainer.max_actor_ckpt_to_keep=1", Fate.NOTED),
     ("+critic.megatron.override_transformer_config.attention_dropout=0.1", Fate.LOST),
