@@ -206,11 +206,12 @@ def _lines(job: Draft, settings: Settings, *fates: Fate) -> Iterator[str]:
 def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
     """Yield differences, a line each; and keys without effect on numbers, a line per reason."""
     yield from _lines(job, settings, Fate.NOTED)
-    left_out: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}  # with the place of the first key
     for key, given in settings.given.items():
         if job.outcomes[key].fate == Fate.LEFT_OUT:
-            told = f"{key}={_shown(given.value)}"
-            left_out.setdefault(job.outcomes[key].why, []).append(told)
+            found = left_out.setdefault(job.outcomes[key].why, [])
+            place = f"{given.where}: " if given.where and not found else ""
+            found.append(f"{place}{key}={_shown(given.value)}")
     for why, keys in left_out.items():
         more = f" and {len(keys) - _SHOWN} more (--verbose)" if len(keys) > _SHOWN else ""
         yield printable(f"{', '.join(keys[:_SHOWN])}{more}: {why}; {Fate.LEFT_OUT.value}")

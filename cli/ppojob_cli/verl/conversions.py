@@ -127,7 +127,9 @@ def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
         is_kept = _is_default(row, verl.raw(typed))
         return _KEPT if is_kept else Outcome(Fate.LOST, _MARKDOWN.sub(r"\1", row.remark))
     if row.how in CONVERSIONS:
-        return Outcome(Fate.IDLE, "as the other settings are")
+        if _is_default(row, verl.raw(typed)):
+            return _KEPT
+        return Outcome(Fate.IDLE, "the other settings do not use it")
     if row.row.status == NOT_NEEDED or row.how == "nothing":
         return Outcome(Fate.UNNEEDED, row.row.remark or row.remark)
     if row.row.status == NOT_YET and not _is_default(row, verl.raw(typed)):

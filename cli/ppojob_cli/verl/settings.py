@@ -102,8 +102,8 @@ def _of_config(folder: str, name: str, where: str) -> Settings:
         return of_yaml(read_text(path), path)
     except ValueError as problem:
         place = ": ".join(filter(None, (where, "--config-name")))
-        why = f"{problem}, and its settings are lost"
-        allowed = "the folder of which its --config-path counts, or KEY=VALUE for each"
+        why = f"{problem}, so its settings are missing"
+        allowed = "run it in the folder to which --config-path is relative, or add each KEY=VALUE"
         return Settings({}, [Problem(place, shown(path), why, allowed, ReasonCode.UNREADABLE)])
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.job import Logger
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
@@ -326,8 +326,8 @@ def _of_file(job: Draft, key: str, path: str) -> None:
     try:
         found = read_verl_agent(path)
     except InputError as problem:
-        why = str(problem).splitlines()[0]
-        job.leave_out(f"{why}; ppojob tools FILE prints what it says here", key)
+        why = str(problem).splitlines()[0].removeprefix(f"{path}: got {ABSENT}: ")
+        job.leave_out(f"{why}; `ppojob tools FILE` prints the tools of a file", key)
         return
     for name, items in found.items():
         job.set(f"spec.agent.{name}", items, key)
@@ -406,7 +406,9 @@ def reward_model(verl: Verl, job: Draft) -> None:
         _judge(verl, job)
         return
     if verl.is_given("reward.custom_reward_function.path"):
-        why = "a model that the function asks: spec.judge, where rollout.name says that it writes"
+        why = (
+            "beside a reward function it becomes spec.judge, if reward_model.rollout.name is given"
+        )
         job.leave_out(why, f"{at}.enable", f"{at}.model_path")
         return
     job.set("spec.rewardModel", {}, f"{at}.enable")

@@ -207,7 +207,7 @@ def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
 def test_a_text_model_whose_folder_is_there_has_no_vision_tower(tmp_path: Path) -> None:
     tower, media = f"{ACTOR}.freeze_vision_tower", ("image", "video", "audio")
     given = [*BASE, *(f"data.{one}_key={one}s" for one in media), f"{tower}=false"]
-    for text, fate in (('{"vision_config": {}}', Fate.NOTED), ("{}", Fate.IDLE)):
+    for text, fate in (('{"vision_config": {}}', Fate.NOTED), ("{}", Fate.SAME)):
         (tmp_path / "config.json").write_text(text)
         assert converted([*given, f"{MODEL}.path={tmp_path}"]).outcomes[tower].fate == fate
 
@@ -347,7 +347,7 @@ FATES = [
     ("actor_rollout_ref.rollout.engine_kwargs.sglang.disable_radix_cache=true", Fate.LEFT_OUT),
     ("actor_rollout_ref.rollout.engine_kwargs.trtllm.kv_cache_config.dtype=fp8", Fate.LOST),
     ("actor_rollout_ref.rollout.skip_rollout=true", Fate.LOST),
-    ("reward_manager.name=naive", Fate.IDLE),
+    ("reward_manager.name=naive", Fate.SAME),
     ("data.datagen.path=null", Fate.SAME),
     ("+data.mm_processor_kwargs.device=cuda", Fate.UNNEEDED),
     ("+data.mm_processor_kwargs.do_rescale=false", Fate.LOST),
@@ -386,7 +386,7 @@ FATES = [
     (f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=4096", Fate.UNNEEDED),
     ("trainer.use_v1=false", Fate.UNNEEDED),
     ("trainer.profile_interval=[2,4]", Fate.WRITTEN),
-    ("trainer.profile_interval=[-1,-1]", Fate.IDLE),
+    ("trainer.profile_interval=[-1,-1]", Fate.SAME),
     (f"{MODEL}.lora.rank=8", Fate.LOST),  # of q, k and v together, by default
     (f"{MODEL}.target_parameters={STACKS}", Fate.IDLE),
     (f"{MODEL}.lora.merge=true", Fate.IDLE),
