@@ -46,6 +46,9 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
 
 _NAMES: Final = ("name", "project")
 """Conversions of names, which tell themselves what of them was not read."""
+_VARIABLE: Final = re.compile(
+    r"\$(?:\{(\w+)(?::\?.*)?\}|(\w+))$|for (\w+) in\b(?: ([\w./-]+)(?!\S))?"
+)
 _MARKDOWN: Final = re.compile(r"\[([^]]+)\]\([^)]+\)|`")
 _KEPT: Final = Outcome(Fate.SAME)
 _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
@@ -111,8 +114,10 @@ def _outcome(verl: Verl, job: Draft, typed: str) -> Outcome:
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
     if source is None or outcome.fate in quiet or main.how in _NAMES:
         return outcome
-    variable = re.match(r"\$(?:\{(\w+)(?::\?.*)?\}|(\w+))$", source[1])
-    help_ = f" (--env {variable[1] or variable[2]}=VALUE)" if variable and source[0] else ""
+    found = _VARIABLE.match(source[1]) if source[0] else None
+    help_ = f" (--env {found[1] or found[2]}=VALUE)" if found and not found[3] else ""
+    if found and found[3]:
+        help_ = f" (--env {found[3]}={found[4] or 'VALUE'} for one pass of the loop)"
     fate = Fate.UNREAD if takes_text(main) else Fate.REPLACED
     return Outcome(fate, f"{unread.place(*source)} was not read{help_}")
 

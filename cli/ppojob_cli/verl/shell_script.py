@@ -87,6 +87,7 @@ class _Reader:
     def __init__(self, variables: dict[str, Variable]) -> None:
         self.script = Script()
         self._words = Words(variables)
+        self._given = dict(variables)
         self._functions: dict[str, Node] = {}
 
     def run(self, node: Node) -> None:
@@ -222,7 +223,9 @@ class _Reader:
         unknown = unread.mark(line_of(why), re.split(r"\n|; *do\b", source_of(why))[0])
         variables = self._words.variables
         if node.type == "for_statement":
-            variables[source_of(node.named_children[0])] = unknown
+            # The environment chooses one pass of a loop.
+            name = source_of(node.named_children[0])
+            variables[name] = self._given.get(name, unknown)
         for assignment in _below(node, "variable_assignment"):
             name = re.sub(r"\[.*", "", source_of(assignment.named_children[0]))
             before = variables.get(name)

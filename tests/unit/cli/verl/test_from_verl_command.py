@@ -62,6 +62,11 @@ def test_positional_parameters_are_given_by_number() -> None:
     assert "gpusPerReplica: 8  # trainer.n_gpus_per_node" in result.stdout
 
 
+def test_the_environment_chooses_a_pass_of_a_loop() -> None:
+    assert "(--env seed=1 for one pass of the loop)" in run("unread.sh").stderr
+    assert "seed: 2  # data.seed" in run("unread.sh", "--env", "seed=2").stdout
+
+
 def test_generation_reads_its_own_keys_alone() -> None:
     more = ("data.val_files=other.parquet", "actor_rollout_ref.rollout.val_kwargs.top_p=0.1")
     told = run("generation.sh", "--plain", *more).stdout
