@@ -27,6 +27,7 @@ _SHOWN: Final = 6  # keys that one line of warning names
 
 _SETTING: Final = re.compile(r"(\+\+|\+|~)?[\w.@/-]+=.*|~[\w.@/-]+", re.DOTALL)
 _VARIABLE: Final = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_LOOPBACK: Final = re.compile(r"https?://(?:127\.0\.0\.1|localhost)[^\s'\"]*")
 _MAIN: Final = "verl.trainer.main_ppo"
 Comment = Callable[[str], Iterable[str]]
 
@@ -218,11 +219,15 @@ def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
 
 
 def _of_this_machine(job: Draft, home: str) -> Iterator[str]:
-    """Yield a warning on fields with this machine's home folder, unless that is given."""
+    """Yield warnings on fields with its home folder, unless that is given, or its address."""
     fields = [path for path, one in job.fields.items() if home and f"{home}/" in str(one.value)]
     if fields:
         why = "the home folder of this machine; --env HOME=FOLDER of a script, or KEY=VALUE"
         yield printable(f"{', '.join(fields)}: got {shown(home)}: {why}, for another")
+    for path, one in job.fields.items():
+        if found := _LOOPBACK.search(str(one.value)):
+            why = "a pod reaches nothing there; on a cluster the address of a Service"
+            yield printable(f"{path}: got {shown(found[0])}: {why}")
 
 
 def _shown(value: JsonValue) -> str:

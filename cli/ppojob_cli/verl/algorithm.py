@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
+from ppojob_cli.verl import unread
 from ppojob_cli.verl.asynchronous import may_filter, step_prompts
 from ppojob_cli.verl.draft import NOWHERE, Draft, Verl
 from ppojob_cli.verl.recipes import tracks_values
@@ -312,8 +313,11 @@ def _single_responses(verl: Verl, job: Draft) -> None:
     """Convert a group estimator with groups of one."""
     key = "algorithm.adv_estimator"
     alone, rollout = _OF_ONE.get(str(verl[key])), "actor_rollout_ref.rollout"
-    has_peers = verl[f"{rollout}.n"] != 1 or (
-        verl.trainer in OF_SEARCH_R1 and verl[f"{rollout}.n_agent"] != 1
+    is_known = not any(unread.marks(verl.raw(f"{rollout}.n")))
+    has_peers = (
+        not is_known
+        or verl[f"{rollout}.n"] != 1
+        or (verl.trainer in OF_SEARCH_R1 and verl[f"{rollout}.n_agent"] != 1)
     )
     if alone is not None and not has_peers:
         job.set("spec.algorithm.type", alone, key)
@@ -412,6 +416,9 @@ def filter_groups(verl: Verl, job: Draft) -> None:
         job.set(f"{section}.metric", word, f"{at}.metric")
     rounds = f"{at}.max_num_gen_batches"
     job.set(f"{section}.maxRounds", verl[rounds] if verl[rounds] > 0 else 1_000, rounds)
+    if verl[rounds] > 0:
+        why = "after these rounds prompts whose responses all score the same fill the batch"
+        job.note(f"{why}; verl's DAPO trainer fails there", rounds)
     if is_own:
         job.copy(drawn)
 

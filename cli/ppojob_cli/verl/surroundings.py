@@ -315,6 +315,9 @@ def agent(verl: Verl, job: Draft) -> None:
             tools = f"ppojob tools {verl[key]} prints its tools"
             job.leave_out(tools if "tool_path" in key else what, key)
     job.copy(default)
+    if verl[default] == "single_turn_agent":
+        why = f"rows without agent_name never call tools, as in verl; {default}=tool_agent for all"
+        job.note(why, next(filter(verl.is_given, (f"{_TURNS}.enable", *files)), default))
     for name in (
         *("format", "max_assistant_turns", "max_user_turns", "max_parallel_calls"),
         *("max_tool_response_length", "tool_response_truncate_side"),
