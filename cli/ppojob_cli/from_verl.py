@@ -39,7 +39,8 @@ Comment = Callable[[str], Iterable[str]]
     "variables",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Environment of the script, by default only HOME; 1=VALUE is $1. Repeatable.",
+    help="Environment of the script, by default only HOME; 1=VALUE is $1; of a loop one pass."
+    " Repeatable.",
 )
 @click.option(
     "--of",
@@ -96,6 +97,7 @@ def from_verl(
     for line in errors:
         click.echo(line, err=True)
     head = [f"Made of {source} by ppojob from-verl; behind a field stands what it comes from."]
+    head += ["A cluster needs spec.checkpoint.volume too: {claimName: NAME}, or {size: 100Gi}."]
     head += [f"Not carried over: {line}" for line in errors]
     text = commented(job.tree(), [] if plain else head, (lambda _: ()) if plain else job.origins)
     if output is None:

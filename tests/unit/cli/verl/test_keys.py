@@ -513,7 +513,7 @@ def test_votes_that_are_no_number_are_not_written(votes: str) -> None:
     assert "spec.algorithm.groupFilter" not in job.fields
 
 
-@pytest.mark.parametrize(("samples", "kind"), [(1, "reinforce"), (2, "rloo")])
-def test_a_response_without_peers_is_compared_with_none(samples: int, kind: str) -> None:
+@pytest.mark.parametrize(("samples", "kind"), [(1, "reinforce"), (2, "rloo"), ("${x.y}", "rloo")])
+def test_a_response_without_peers_is_compared_with_none(samples: object, kind: str) -> None:
     given = ["algorithm.adv_estimator=rloo", f"actor_rollout_ref.rollout.n={samples}"]
     assert converted(given).fields["spec.algorithm.type"].value == kind
