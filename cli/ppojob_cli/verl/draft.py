@@ -27,7 +27,7 @@ NOWHERE: Final = "this trainer reads it nowhere"
 _REPAIRS: Final = 20
 _MODEL: Final = re.compile(r"(model[._]path|[._](ref|tokenizer|lora_adapter)_path)$")
 """Keys of models, tokenizers and adapters, which verl hands to from_pretrained."""
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_HUB_NAME: Final = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 
 class Fate(Enum):
