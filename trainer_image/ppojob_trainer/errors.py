@@ -106,7 +106,7 @@ class RewardFailed(PPOJobError):
     Attributes:
         where: function and row (``gsm8k: row 12``).
         reason: one line; the controller appends lines with the prompt and the response.
-        row: row of the response in its batch; None for several.
+        row: row of the response in its batch, the first of several; None if there is none.
         response: its text, possibly truncated.
     """
 

@@ -18,6 +18,9 @@ def length(data_source, solution_str, ground_truth, extra_info):
 
 def fails(data_source, solution_str, ground_truth, extra_info):
     raise ValueError(solution_str)
+
+def together(solution_strs, **rows):
+    raise MemoryError
 """
 
 
@@ -100,7 +103,14 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
         ({}, ["--function", "{own}:length", "--job", "{own}"], 2, "--function: got --job"),
         ({}, ["--kept", "--function", "{own}:length"], 2, "--kept: got --function"),
         ({}, ["--job", "{folder}/gone.yaml"], 2, "{folder}/gone.yaml: got "),
-        ({}, ["--function", "{own}:fails"], 3, "{rows}:0:responses[0]: --function 'fails': "),
+        ({}, ["--function", "{own}:fails"], 3, "{rows}:0:responses[0]: --function 'fails': Rew"),
+        (
+            {},
+            ["--function", "{own}:together"],
+            3,
+            "{rows}:0:responses[0] to {rows}:1:responses[1]: --function 'together': "
+            "RewardMemory: got MemoryError: it raised at {own}:",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_written(

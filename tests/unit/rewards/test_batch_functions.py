@@ -96,6 +96,7 @@ def test_a_broken_call_is_told_with_its_rows(name: str, source: Source) -> None:
     with pytest.raises(RewardFailed) as caught:
         scored(batched(source, BROKEN[name]), "a", "b")
     assert_lines([str(caught.value)], EXPECTED[name])
+    assert (caught.value.row, caught.value.response) == (0, "a")  # for the report
 
 
 def test_a_failed_call_counts_for_all_its_rows_and_a_bad_score_for_one(source, caplog) -> None:

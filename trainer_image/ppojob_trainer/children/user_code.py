@@ -92,7 +92,7 @@ def raised(error: BaseException, caller: str) -> tuple[str, str]:
     Frames of `caller`, the file of ours that called the code, are dropped.
     """
     try:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:  # an exception whose own text raises
         text = type(error).__name__
     frames = " < ".join(reversed(_user_frames(error, caller)))

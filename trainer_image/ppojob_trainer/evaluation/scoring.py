@@ -1,5 +1,6 @@
 """Scores of responses, computed or read from rows, and their metrics."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,8 @@ SCORED_FILE: Final = "scored.parquet"
 METRICS_FILE: Final = "evaluation.jsonl"
 
 _POINT: Final = durable.point("evaluation", *durable.FILE_ACTS)
+# How a failure names rows of its batch; files count theirs in another way.
+_ROWS: Final = re.compile(r": rows? ([0-9]+)(?: to ([0-9]+))?$")
 _LEFT_OUT: Final = frozenset(
     {"prompt_tokens", "response_ids", "rollout_logprobs", "segments", "experts"}
     | {"pictures", "picture_bytes"}
@@ -60,10 +63,11 @@ def score_answers(
     try:
         return pool.score([_item(row, answer) for row, answer in enumerate(answers)], on_scored)
     except RewardFailed as failure:
-        if failure.row is None:
+        if (rows := _ROWS.search(failure.where)) is None:
             raise
-        place = answers[failure.row].response_place
-        raise RewardFailed(f"{place}: {failure.where}", failure.reason) from None
+        places = [answers[int(row)].response_place for row in rows.groups() if row]
+        what = failure.where[: rows.start()]
+        raise RewardFailed(f"{' to '.join(places)}: {what}", failure.reason) from None
 
 
 def _item(row: int, answer: Answer) -> RewardItem:

@@ -304,10 +304,9 @@ def _failure(function: _Function, items: Sequence[RewardItem], answer: wire.Scor
     why = f": {answer.why}" if answer.why else ""
     reason = f"{answer.reason_code}: got {answer.got}{why}"
     first = items[0]
-    if len(items) > 1:
-        return RewardFailed(f"{name}: rows {first.row} to {items[-1].row}", reason)
-    where, response = f"{name}: row {first.row}", first.response[:TOLD_CHARACTERS]
-    return RewardFailed(where, reason, row=first.row, response=response)
+    rows = f"rows {first.row} to {items[-1].row}" if len(items) > 1 else f"row {first.row}"
+    response = first.response[:TOLD_CHARACTERS]
+    return RewardFailed(f"{name}: {rows}", reason, row=first.row, response=response)
 
 
 def _combined(answers: list[tuple[_Function, wire.Scored]]) -> RewardResult:

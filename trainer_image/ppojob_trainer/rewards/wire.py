@@ -83,7 +83,7 @@ class NotScored(msgspec.Struct, frozen=True):
     """Why responses have no scores."""
 
     message: str
-    # Number in its batch of the response that could not be scored; None for several.
+    # Number in its batch of the (first) response that could not be scored.
     row: int | None = None
     response: str = ""  # its text, possibly truncated
 
