@@ -142,7 +142,7 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
     needed, there = sum(held.values()), machine_bytes()
     if there is not None and needed > there:
         cache = "a smaller rollout.kvCacheGib, " if config.spec.rollout.kv_cache_gib else ""
-        got = f"models of {needed / GIB:.2f} GiB in training"
+        got = f"models and caches of {needed / GIB:.2f} GiB"
         why = f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least"
         allowed = f"{cache}{smaller_models(config.spec)}, or a machine with more memory"
         code = ReasonCode.OUT_OF_RANGE

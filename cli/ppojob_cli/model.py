@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,8 @@ def model(source: str, output: Path) -> None:
 
 def _make_demo(output: Path) -> None:
     click.echo(f"{output}: making SmolLM2-135M-Instruct (a minute the first time)")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 

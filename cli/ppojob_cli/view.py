@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from ppojob_api import contract
-from ppojob_api.problem import printable
+from ppojob_api.problem import counted, printable
 from ppojob_cli import run_state
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import RunReader, RunState, StepRecord
@@ -229,5 +229,6 @@ def history_line(state: RunState) -> list[str]:
     """Summarise the steps of earlier runs."""
     rewards = state.figure_series().get("reward")
     curve = f", reward {number(rewards[0])} -> {number(rewards[-1])}" if rewards else ""
-    lines = [f"the run folder has {state.done_steps} steps{curve}"] if state.done_steps else []
+    steps = counted(state.done_steps, "step")
+    lines = [f"the run folder has {steps}{curve}"] if state.done_steps else []
     return lines + [validation_line(record) for record in state.validations[-1:]]

@@ -200,7 +200,7 @@ def test_models_that_this_machine_cannot_hold(wrong, monkeypatch) -> None:
     monkeypatch.setattr(memory, "MEMORY_INFO", wrong.folder / "meminfo")
     wrong.set("spec.rollout", {"engine": "vllm", "dtype": "float32", "kvCacheGib": 1})
     (line,) = wrong.refused()
-    assert line.startswith("spec.model.path: got models of 1.00 GiB in training: ")
+    assert line.startswith("spec.model.path: got models and caches of 1.00 GiB: ")
     assert ": policy 0.00, rollout engine 1.00; a smaller rollout.kvCacheGib, " in line
 
 
