@@ -53,6 +53,8 @@ def of_field(path: PathKey, value: object) -> Suggestion:
     row = None if word in here else foreign_field(path)
     if row is not None:
         return _of_row(row, value)
+    if len(path) == 1 and shapes.at(("spec", *path)) is not None:
+        return Suggestion(why, f"write {_below_spec(path, value)}")
     others = list(shapes.all_paths(PPOJobSpec, "spec."))
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
     cutoff = NEARER if elsewhere else NEAR
@@ -70,6 +72,17 @@ def of_field(path: PathKey, value: object) -> Suggestion:
         return Suggestion(why, f"write {' or '.join(parts)}")
     names = ", ".join(sorted(here.values()))
     return Suggestion(why, f"fields here are {names}" if names else "remove it")
+
+
+def _below_spec(path: PathKey, value: object) -> str:
+    """The field of a path that lacks `spec`, with the keys of a value that has one of each."""
+    whole = ("spec", *path)
+    while isinstance(value, dict) and len(value) == 1:
+        (key, value), *_ = value.items()
+        if shapes.at((*whole, key)) is None:
+            break
+        whole = (*whole, key)
+    return shapes.dotted(whole)
 
 
 def _beside(section: str, fields: list[str]) -> list[str]:

@@ -32,7 +32,9 @@ def fields(path: str) -> None:
     if problem is not None:
         theirs = list(_keys_of_others(path))
         if theirs:
-            click.echo("\n".join(theirs))
+            same = ((name, one) for name, one in shapes.fields() if name.endswith(f".{path}"))
+            ours = [line for name, one in same for line in _block(name, one.takes, one.meaning)]
+            click.echo("\n".join((*ours, *theirs)))
             return
         click.echo(str(problem), err=True)
         raise SystemExit(contract.EXIT_INVALID)

@@ -34,6 +34,7 @@ off_policy_mask_threshold    algorithm.offPolicyThreshold
 importance_sampling_level    algorithm.policyLoss.type
 use_peft                     model.lora
 lora_r                       model.lora.rank
+r                            model.lora.rank
 lora_dropout                 model.lora.dropout
 use_rslora                   model.lora.rankStabilized
 use_dora                     model.lora.weightDecomposed

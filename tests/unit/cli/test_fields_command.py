@@ -59,11 +59,18 @@ def test_a_section_of_another_framework(section: str, told: list[str]) -> None:
     assert (lines[at + 1], result.exit_code) == (f"    {told[1]}", 0)
 
 
+def test_a_section_that_is_here_and_there() -> None:
+    names = re.findall(r"^[a-z]\S*", fields("lora").output, re.MULTILINE)
+    assert names[:2] == ["spec.model.lora", "spec.critic.lora"]
+    assert "actor_rollout_ref.model.lora.rank" in names
+
+
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
         ("adv_estimator", "write spec.algorithm.type"),
         ("spec.algorithm.kll", "write spec.algorithm.kl"),
+        ("r", "write spec.model.lora.rank"),
         ("actor_rollout_ref.rollout.n", "write spec.algorithm.samplesPerPrompt"),
         ("spec.agent.max_turns", "write spec.agent.maxAssistantTurns"),
         ("spec.rewards[0].source.function", "write spec.rewards.function"),
