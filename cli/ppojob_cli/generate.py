@@ -11,7 +11,7 @@ from ppojob_cli.options import FOLDER, MANIFEST, set_option
 from ppojob_cli.run import run_job
 
 _GENERATE_ONLY = (
-    Override("ppojob generate", ("spec", "steps", "generateOnly"), True),
+    Override("ppojob generate", ("spec", "steps", "generateOnly"), True, got="this job"),
     Override("ppojob generate", ("spec", "steps", "validateOnly"), False),
     Override("ppojob generate", ("spec", "loggers"), ["console"]),
 )

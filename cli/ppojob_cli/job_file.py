@@ -40,6 +40,7 @@ class Override:
     value: JsonValue
     # Problems of the value as YAML; they are not reported again for the field.
     problems: tuple[Problem, ...] = ()
+    got: str = ""  # what to call the value in messages, where a command has set it
     origin: PathKey = ()  # the first part of its path that the file does not have
 
     def name(self, problem: Problem) -> Problem | None:
@@ -48,7 +49,7 @@ class Override:
         if within(where, whole) and where != whole:
             return replace(problem, where=f"{self.where}: {where}")
         if within(whole, where) and within(where, dotted(self.origin)):
-            return replace(problem, where=self.where)
+            return replace(problem, where=self.where, got=self.got or problem.got)
         return None
 
 

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from ppojob_api.problem import Problem
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.generate import generate
-from ppojob_cli.job_file import Overrides, load_job, parse_override, validate_file
+from ppojob_cli.job_file import Override, Overrides, load_job, parse_override, validate_file
 from ppojob_cli.main import main
 from ppojob_cli.validate import validate
 from ppojob_trainer.errors import ConfigError
@@ -88,6 +88,14 @@ def test_of_a_section_that_has_several_names_one_is_set(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     spec = load_job(tmp_path / "job.yaml", ["spec.optimizer.learningRate=0.001"]).spec
     assert (spec.optimizer.learning_rate, spec.critic.optimizer.learning_rate) == (1e-3, 1e-6)
+
+
+def test_a_field_that_a_command_sets_is_told_by_its_name(file: str) -> None:
+    Path(file).write_text(MANIFEST.replace("steps: {", "steps: {validateOnly: true, "))
+    set_by = Override("ppojob generate", ("spec", "steps", "generateOnly"), True, got="this job")
+    judged = validate_file(file, [set_by])
+    assert isinstance(judged, list)
+    assert any(str(one).startswith("ppojob generate: got this job: ") for one in judged), judged
 
 
 def test_all_problems_at_once_and_the_files_own_beside_them(file: str) -> None:

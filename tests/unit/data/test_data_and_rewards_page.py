@@ -36,7 +36,7 @@ CUSTOM, MOUNTED, VOTE, JUDGE, ASKING = (
 )
 (SERVED,) = (section for section in _YAML if "judge" in section)
 (KEY,) = (section["pods"] for section in _YAML if "pods" in section)
-PROGRAM, CHOOSES, REWARD, BATCH_REWARD, GROUP_REWARD, _ASKS = (
+CUTS, PROGRAM, CHOOSES, REWARD, BATCH_REWARD, GROUP_REWARD, _ASKS = (
     text for language, text in _FOUND if language == "python"
 )
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
@@ -82,6 +82,15 @@ def test_the_conversation_is_learnt(files: PromptFiles) -> None:
     assert among.keys() == {"train", "guidanceKey"}
     assert beside.keys() == {"train", "demonstrations", "demonstrationPromptKey"}
     assert pairs.keys() == {"train", "promptKey", "answerKey"}
+
+
+@pytest.mark.processes
+def test_the_answer_of_a_conversation_is_cut_off(files: PromptFiles) -> None:
+    talks = {**json.loads(ANSWERED), "answer": "13"}
+    path = files.raw("talks.jsonl", json.dumps(talks).encode())
+    cuts = {"path": str(files.raw("cuts.py", CUTS.encode())), "arguments": {"path": str(path)}}
+    with files.open(train=[cuts], **SETTINGS[1]) as dataset:
+        assert dataset[0].prompt == talks["messages"][:-1]
 
 
 @pytest.mark.processes

@@ -202,7 +202,8 @@ def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
             f"{column}[{len(messages) - 1}].role",
             shown("assistant"),
             "the conversation ends with an assistant message, but the policy generates it",
-            "a conversation without its last answer",
+            "a conversation without its last answer, or that in a column of its own "
+            "(spec.data.answerKey of sft)",
         )
     return messages
 

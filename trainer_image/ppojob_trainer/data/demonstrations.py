@@ -85,8 +85,8 @@ def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
 
 def _split(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     """Split a conversation before the first assistant message."""
+    where = "spec.data.answerKey (of data.demonstrations: demonstrationAnswerKey)"
     if isinstance(cell, str):
-        where = "spec.data.answerKey (of data.demonstrations: demonstrationAnswerKey)"
         why, allowed = "it has no answer", f"chat messages, or its column in {where}"
         raise BadCell(column, shown(cell), why, allowed)
     messages = conversation(cell, column, calls=True)
@@ -95,7 +95,7 @@ def _split(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
     if first is None:
         roles = ", ".join(str(message["role"]) for message in messages)
-        why, allowed = "it has no assistant message to train on", "at least one"
+        why, allowed = "it has no assistant message to train on", f"at least one, or its column in {where}"
         raise BadCell(f"{column}.role", roles, why, allowed)
     return messages[:first], list(messages[first:])
 
