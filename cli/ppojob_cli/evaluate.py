@@ -77,7 +77,7 @@ def evaluate(
     ROWS are a file, a folder or a pattern of parquet or JSON lines: rows of a run (rollouts/,
     validation/), or of `ppojob generate` and verl's main_generation (columns responses,
     data_source, reward_model). For a run folder its validations are scored. Reward functions run as
-    in a job; no model and no engine is loaded.
+    in a job; no model and no engine is loaded. A * marks the main metric (val-core) of a data source.
 
     Exit status: 0 done, 2 the input is wrong, 3 a reward function failed; nothing is written then.
     """
@@ -104,6 +104,8 @@ def evaluate(
             click.echo(json.dumps(lines[-1]))
         else:
             click.echo("\n".join(_table(step, answers, metrics)))
+    if not as_json:
+        click.echo("* main metric of its data source (val-core)", err=True)
     if output is not None:
         both = [pair for step in steps for pair in zip(steps[step], results[step], strict=True)]
         write_evaluation(output, lines, both)

@@ -18,7 +18,12 @@ _POINTERS = ("latest", "best")
 @click.command("export")
 @click.argument("run", metavar="RUN", type=FOLDER)
 @click.option(
-    "--checkpoint", default="latest", metavar="latest|best|STEP", help="Which checkpoint."
+    "--checkpoint",
+    "--step",
+    "checkpoint",
+    default="latest",
+    metavar="latest|best|STEP",
+    help="Which checkpoint.",
 )
 @click.option("--output", required=True, type=FOLDER, metavar="DIR", help="Output folder.")
 @click.option("--adapters", is_flag=True, help="Only the LoRA adapters, in PEFT's form.")

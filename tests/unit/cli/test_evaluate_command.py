@@ -74,6 +74,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     assert header.split() == ["acc", "reward"]
     numbers = {line.split()[0]: line.split()[1:] for line in lines}
     assert numbers["mean@2"] == ["0.5000*", "0.5000"]
+    assert done.stderr.splitlines()[-1].startswith("* main metric")
     assert set(numbers) == {
         *("mean@1", "mean@2", "std@2"),
         *(f"{word}@2/mean" for word in ("best", "worst", "maj")),

@@ -54,10 +54,10 @@ def refused(run: Path, output: Path, *options: str) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("name", ["latest", "4"])
-def test_the_policy_of_a_checkpoint(name: str, run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "name"), [("--checkpoint", "latest"), ("--step", "4")])
+def test_the_policy_of_a_checkpoint(option: str, name: str, run: Path, tmp_path: Path) -> None:
     output = tmp_path / "for" / "readers" / "export"
-    arguments = ["export", str(run), "--checkpoint", name, "--output", str(output)]
+    arguments = ["export", str(run), option, name, "--output", str(output)]
     for before in ("", ", in place of the one that was there"):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
