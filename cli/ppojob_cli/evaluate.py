@@ -77,7 +77,8 @@ def evaluate(
     ROWS are a file, a folder or a pattern of parquet or JSON lines: rows of a run (rollouts/,
     validation/), or of `ppojob generate` and verl's main_generation (columns responses,
     data_source, reward_model). For a run folder its validations are scored. Reward functions run as
-    in a job; no model and no engine is loaded. A * marks the main metric (val-core) of a data source.
+    in a job; no model and no engine is loaded. A * marks the main metric (val-core) of a data
+    source.
 
     Exit status: 0 done, 2 the input is wrong, 3 a reward function failed; nothing is written then.
     """

@@ -131,7 +131,7 @@ ANSWER_RULES = rules(
     when: self.algorithm.type in $GIVEN
 
     spec | steps.validateOnly steps.generateOnly | Conflict | here
-        type ${self.algorithm.type} has no rollouts; a job with rollouts (grpo), with the export as its model
+        type ${self.algorithm.type} has no rollouts; a grpo job, say, with the export as its model
     when: self.algorithm.type in $GIVEN
 
     spec | model.mtp | NotInThisVersion | here

@@ -36,7 +36,7 @@ CUSTOM, MOUNTED, VOTE, JUDGE, ASKING = (
 )
 (SERVED,) = (section for section in _YAML if "judge" in section)
 (KEY,) = (section["pods"] for section in _YAML if "pods" in section)
-CUTS, PROGRAM, CHOOSES, REWARD, BATCH_REWARD, GROUP_REWARD, _ASKS = (
+CUTS, PROGRAM, CHOOSES, REWARD, BATCH_REWARD, GROUP_REWARD, OF_TRL, _ASKS = (
     text for language, text in _FOUND if language == "python"
 )
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
@@ -134,6 +134,13 @@ def test_the_functions_score(tmp_path: Path) -> None:
     assert [result.score for result in scored(of_many, "= 12", "no")] == [1.0, 0.0]
     of_prompt = reward(tmp_path, GROUP_REWARD, {"function": "score"})
     assert [result.score for result in scored(of_prompt, "= 12", "no")] == [0.0, 0.5]
+    (tmp_path / "trl_rewards.py").write_text(
+        "def accuracy_reward(completions, answer, **kwargs):\n"
+        "    texts = [messages[0]['content'] for messages in completions]\n"
+        "    return [float(a in t) if t else None for a, t in zip(answer, texts)]\n"
+    )
+    of_trl = reward(tmp_path, OF_TRL, {"function": "score"})
+    assert [result.score for result in scored(of_trl, "= 12", "no", "")] == [1.0, 0.0, 0.0]
     vote = [RewardSpec.model_validate(VOTE[0])]
     found = scored(vote, r"\boxed{12}", r"\boxed{12}", r"\boxed{13}")
     assert [result.score for result in found] == [1.0, 1.0, 0.0]

@@ -290,6 +290,7 @@ UNLOADABLE: dict[str, Functions] = {
     "async generator": whole("async def score(**row): yield 1.0\n"),
     "class": whole("class score:\n    def __init__(self, **row): pass\n"),
     "signature": whole("def score(solution_str): return 1\n"),
+    "form of TRL": whole("def score(completions, answer, **kwargs): return [1.0]\n"),
     "names of every call": names_of_every_call,
     "several": several,
     "an argument that the scorer lacks": gsm8k(way="flexible"),

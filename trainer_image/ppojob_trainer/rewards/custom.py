@@ -105,6 +105,8 @@ def _checked(
         allowed = SIGNATURE
         if BATCHED in columns:
             allowed = GROUP_SIGNATURE if columns & OF_THE_PROMPT.keys() else BATCH_SIGNATURE
+        if "completions" in inspect.signature(function).parameters:
+            allowed += f" that calls TRL's {name}, as docs/data-and-rewards.md shows"
         raise ConfigError(
             f"function: got {name}{inspect.signature(function)}: {path}: it cannot be called with "
             f"{names}: {error}; def {name}{allowed}"
