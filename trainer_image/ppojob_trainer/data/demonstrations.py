@@ -95,11 +95,8 @@ def _split(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
     if first is None:
         roles = ", ".join(str(message["role"]) for message in messages)
-        why, allowed = (
-            "it has no assistant message to train on",
-            f"at least one, or its column in {where}",
-        )
-        raise BadCell(f"{column}.role", roles, why, allowed)
+        why = "it has no assistant message to train on"
+        raise BadCell(f"{column}.role", roles, why, f"at least one, or its column in {where}")
     return messages[:first], list(messages[first:])
 
 
