@@ -172,9 +172,9 @@ def two_kinds(files: PromptFiles) -> list[str]:
 
 
 def trained_on(files: PromptFiles) -> list[str]:
-    train = files.lines("a.jsonl", good_row("1"), good_row("2"), good_row("3"))
-    held_out = files.lines("b.jsonl", good_row("9"), good_row("2"), good_row("3"))
-    return files.warnings(train, held_out=held_out)
+    chats = [good_row(text, messages=good_row(text)["prompt"]) for text in "123923"]
+    train, held_out = files.lines("a.jsonl", *chats[:3]), files.lines("b.jsonl", *chats[3:])
+    return files.warnings(train, held_out=held_out, prompt_key="messages")
 
 
 LONG = [good_row(f"{number} + 5 " * 40) for number in (3, 4)]

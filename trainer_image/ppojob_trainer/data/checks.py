@@ -107,7 +107,7 @@ def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:
         return None
     first = validation.key_rows[int(np.flatnonzero(seen)[0])]
     return DataProblem(
-        f"{validation.reader.place(first)}:prompt",
+        f"{validation.reader.place(first)}:{validation.spec.prompt_key}",
         f"{int(seen.sum())} of {len(held_out)} held-out prompts",
         "they are also training prompts",
         "held-out prompts, or validation does not measure generalization",
