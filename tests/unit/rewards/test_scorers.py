@@ -304,6 +304,9 @@ def test_routes(data_source: str, name: str | None) -> None:
     assert route(data_source) == name
     told = RowChecks().data_source_problem(data_source)
     allowed = "one that docs/rewards.md lists, or functions in spec.rewards"
+    if data_source == "gsm8k":
+        allowed = "openai/gsm8k, or another that docs/rewards.md lists, or spec.rewards: "
+        allowed += "[{function: gsm8k}]"
     assert told == (None if name else allowed)
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.routing import SCORERS, route
+
+_PAGE: Final = "docs/rewards.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,14 @@ class RowChecks:
         """Return what is allowed, if no scorer supports the data source."""
         if self.names is not None or route(data_source) is not None:
             return None
-        return "one that docs/rewards.md lists, or functions in spec.rewards"
+        # `gsm8k` or `my/gsm8k` is meant to be `openai/gsm8k`, or names the scorer.
+        word = data_source.rpartition("/")[2].lower()
+        for name, scorer in SCORERS.items():
+            near = [one for one in scorer.data_sources if one.rpartition("/")[2].lower() == word]
+            if near or name == word:
+                other = f"{near[0]}, or another" if near else "one"
+                return f"{other} that {_PAGE} lists, or spec.rewards: [{{function: {name}}}]"
+        return f"one that {_PAGE} lists, or functions in spec.rewards"
 
     def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
         """Return what is allowed, if the ground truth does not have a scorer's form."""
