@@ -71,7 +71,8 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
             from ppojob_trainer.remote_files import unreadable_urls  # fsspec is not everywhere
 
             missing += unreadable_urls(judged.spec)
-        return missing, [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
+        notes = validation.warnings(judged) + ([] if missing else elsewhere)
+        return missing, list(map(str, notes))
     # Slow to load, and not in every installation.
     from ppojob_cli.preflight import check_inputs
     from ppojob_trainer.checkpoint import branches

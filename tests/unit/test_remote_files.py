@@ -289,9 +289,17 @@ def test_validate_looks_and_fetches_nothing(store, tmp_path, monkeypatch):
     (root / "train.jsonl").unlink()
     judged = CliRunner().invoke(validate, ["job.yaml"])
     assert judged.exit_code == 2
-    assert "spec.data.train[0].path: got" in judged.stderr
+    (line,) = judged.stderr.splitlines()
+    assert line.startswith("spec.data.train[0].path: got")
     assert CliRunner().invoke(validate, ["--offline", "job.yaml"]).exit_code == 0
     assert sorted(os.listdir()) == ["job.yaml", "store"]
+
+
+def test_a_store_that_does_not_answer_is_one_line_with_what_to_do():
+    spec = resolved_job(model={"path": "http://127.0.0.1:1/model"}).spec
+    (line,) = unreadable_urls(spec)
+    assert line.startswith('spec.model.path: got "http://127.0.0.1:1/model": not read: Client')
+    assert line.endswith("; a store that answers, a path here, or --offline for the manifest alone")
 
 
 @pytest.mark.parametrize("point", POINTS)

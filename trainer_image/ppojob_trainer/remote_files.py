@@ -123,8 +123,12 @@ def unreadable_urls(spec: PPOJobSpec) -> Iterator[str]:
     for url, where in remote_files.urls(spec).items():
         try:
             with_retries(partial(_list, url, where), url, "read", seconds=0.0)
-        except (ConfigError, JobFailed) as problem:
-            yield from str(problem).splitlines()
+        except ConfigError as problem:
+            yield from problem.problems
+        except JobFailed as problem:
+            why = str(problem).removeprefix(f"{url}: ")
+            allowed = "a store that answers, a path here, or --offline for the manifest alone"
+            yield str(Problem(where, shown(url), why, allowed, ReasonCode.UNREADABLE))
 
 
 def _clear(cache: Path) -> None:
