@@ -72,6 +72,11 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
 
             missing += unreadable_urls(judged.spec)
         notes = validation.warnings(judged) + ([] if missing else elsewhere)
+        if offline:  # which is for files of a cluster
+            from ppojob_operator.plan import cluster_problems
+            from ppojob_operator.settings import Settings
+
+            notes += cluster_problems(judged, Settings())
         return missing, list(map(str, notes))
     # Slow to load, and not in every installation.
     from ppojob_cli.preflight import check_inputs
