@@ -62,8 +62,10 @@ def rounded_merges(job: PPOJob) -> Iterator[Problem]:
     is_merged = spec.model.lora is not None and spec.rollout.adapters == "merged"
     if is_merged and spec.rollout.dtype == "bfloat16":
         why = "it rounds merged weights, so small adapter updates are lost"
-        allowed = "rollout.adapters: beside, or float32 where the engine has room for it"
-        got = shown(spec.rollout.dtype)
+        allowed = "rollout.adapters: beside, or dtype: float32 where the engine has room for it"
+        # The job may be resolved: `auto` is written as what it is.
+        is_auto = spec.roles.actor_rollout.gpus_per_replica > 0
+        got = shown(spec.rollout.dtype) + " (auto is bfloat16 on GPUs)" * is_auto
         yield Problem("spec.rollout.dtype", got, why, allowed, ReasonCode.CONFLICT)
 
 

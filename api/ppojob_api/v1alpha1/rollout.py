@@ -173,9 +173,10 @@ class RolloutSpec(Section):
     parallelism: RolloutParallelism = RolloutParallelism()
 
     adapters: Literal["merged", "beside"] = "merged"
-    """How engines get the adapters of model.lora. merged: all weights, with adapters merged in, are
-    sent at each sync. beside: only adapters are sent to pods of roles.rollout, which read the base
-    weights from the model's folder once; low-precision engines do not round small adapters away.
+    """How engines, in the trainer's pods or those of roles.rollout, get the adapters of model.lora.
+    merged: all weights, with adapters merged in, at each sync. beside: base weights and adapters
+    apart, so that low-precision engines do not round small adapters away; pods of roles.rollout
+    read the base weights from the model's folder once, and are then sent only adapters.
     verl: model.lora.merge, false, which is beside."""
 
     validation: ValidationSamplingSpec = ValidationSamplingSpec()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ppojob_api.run_config import RunConfig
+from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.validation import check_length, length_warnings, warnings
 from ppojob_cli.job_file import load_job, validate_file
@@ -213,7 +213,10 @@ def test_adapters_are_rounded_by_an_engine_in_bfloat16_and_not_by_the_trainer(fi
     lora = 'spec.model.lora={"rank": 8}'
     assert warnings(load_job(files / "one.yaml", [lora, "spec.model.dtype=bfloat16"])) == []
     (problem,) = warnings(load_job(files / "one.yaml", [lora, "spec.rollout.dtype=bfloat16"]))
-    assert problem.where == "spec.rollout.dtype"
+    assert (problem.where, problem.got) == ("spec.rollout.dtype", '"bfloat16"')
+    on_gpu = load_job(files / "one.yaml", [lora, "spec.roles.actorRollout.gpusPerReplica=1"])
+    (problem,) = warnings(resolve(on_gpu).job())
+    assert problem.got == '"bfloat16" (auto is bfloat16 on GPUs)'
 
 
 @pytest.mark.parametrize(("ranks", "tensor", "idle"), [(8, 1, 4), (4, 1, 0), (8, 2, 0), (16, 2, 4)])
