@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from ppojob_api.problem import Problem, ReasonCode, counted, shown
@@ -22,7 +23,7 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.job_file import validate_file
 from ppojob_cli.run_folder import LOCK_FILE
 from ppojob_cli.summary import is_of_another_model, read_summary
-from ppojob_trainer.checkpoint.identity import Identity, changed_settings
+from ppojob_trainer.checkpoint.identity import Identity, changed_data, changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller.journal_state import read_journal_state
@@ -150,8 +151,12 @@ def _file_system(path: Path) -> str:
     return kind
 
 
-def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
+def check_checkpoints(
+    config: RunConfig, folder: Path, digests: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return the reasons why the run in the folder cannot be resumed.
+
+    `digests` are those of the data, as `DataReport.digests`.
 
     Checks the newest readable checkpoint; the controller checks its files, and may use an older
     one. Without a checkpoint, another job would start from the beginning, and lose the steps.
@@ -172,12 +177,13 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
         return [str(Problem(_WHERE, str(folder), why, allowed, ReasonCode.CONFLICT))]
     for step in reversed(store.steps()):
         try:
-            store.read(step)
+            found = store.read(step)
         except CannotResume as refusal:
             return list(refusal.problems)
         except (DamagedCheckpoint, OSError):
             continue
-        return [str(problem) for problem in _beyond_end(config, folder, step)]
+        beyond = [str(problem) for problem in _beyond_end(config, folder, step)]
+        return beyond or changed_data(config.spec.prompts, found.manifest.progress, digests)
     return [str(problem) for problem in _steps_of_another(config, folder)]
 
 

@@ -74,6 +74,7 @@ class Preflight:
     warnings: list[str] = field(default_factory=list)
     parameters: int | None = None  # number of the policy's weights; None if unknown
     rows: int | None = None  # number of training rows; None if not counted
+    digests: Mapping[str, str] = field(default_factory=dict)  # of `DataReport`
 
     def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
         self.errors += map(str, errors)
@@ -93,7 +94,7 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
     found = check_inputs(config)
     found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
     begun = branches.problems(config, output, found.rows)
-    refusals = [*check_checkpoints(config, output), *begun]
+    refusals = [*check_checkpoints(config, output, found.digests), *begun]
     found.add(refusals, [] if refusals else unsaved_steps_warning(output))
     found.add([], [*threads_warning(config), *volatile_warning(output)])
     return found
@@ -211,6 +212,7 @@ def _check_data(
             demonstrations=spec.supervised.rows_per_step if spec.supervised else None,
         )
     found.add(report.errors)
+    found.digests = report.digests
     if not report.errors and not spec.steps.generate_only:
         job, rows = config.job(), report.train_rows
         found.rows = rows

@@ -251,9 +251,8 @@ def test_other_rows_than_the_run_began_with(wrong: RefusedJob, start: Start) -> 
     run = start(wrong.write_manifest(), wrong.output)
     assert run.wait() == 2
     prompts, answers = [line for line in run.lines if "digest" in line]
-    assert "spec.data.train: got prompts with digest " in prompts
-    assert "spec.data.demonstrations: got rows with digest " in answers
-    for line in (prompts, answers):
+    for field, file, line in (("train", wrong.train, prompts), ("demonstrations", given, answers)):
+        assert line.startswith(f"spec.data.{field}: got {file} with digest ")
         assert ": the run began with 000000000000; " in line
 
 

@@ -13,6 +13,7 @@ from ppojob_cli.job_file import load_job
 from ppojob_cli.output_checks import check_checkpoints, check_output, unsaved_steps_warning
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.summary import finished_summary, keep_model
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import (
     JOURNAL_NAME,
     CheckpointSaved,
@@ -20,6 +21,7 @@ from ppojob_trainer.checkpoint.journal import (
     RunBegan,
     StepDone,
 )
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.errors import ConfigError
 
 
@@ -80,6 +82,16 @@ def test_steps_of_this_job_without_a_checkpoint_are_told(folder: Path, config: R
     assert "1 step without" in warnings(folder)[0]
     journal.append(CheckpointSaved(time=0.0, step=3, size_bytes=1))
     assert warnings(folder) == []
+
+
+def test_other_data_than_that_of_a_checkpoint_is_named_by_its_files(folder, config) -> None:
+    owner = Identity(config.uid, config.trajectory_json())
+    store = CheckpointStore(folder / "checkpoints", owner)
+    store.complete(store.begin(2), progress_behind(2), [])
+    assert check_checkpoints(config, folder, {"train": progress_behind(2).data.sha256}) == []
+    (line,) = check_checkpoints(config, folder, {"train": "abc"})
+    (file,) = config.spec.data.train
+    assert line.startswith(f"spec.data.train: got {file.path} with digest abc: the run began with ")
 
 
 @pytest.mark.parametrize(

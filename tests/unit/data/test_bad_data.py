@@ -263,6 +263,12 @@ def test_bad_data(name: str, files: PromptFiles) -> None:
     assert_lines(lines, EXPECTED[name])
 
 
+def test_the_checks_tell_the_digests_of_what_a_run_reads(files: PromptFiles) -> None:
+    path = files.lines("a.jsonl", good_row(), good_row("4"))
+    with files.open(path) as dataset:
+        assert files.report(path).digests == {"train": dataset.digest}
+
+
 def test_a_file_that_is_read_twice_is_told_of_once(files: PromptFiles) -> None:
     path = files.lines("a.jsonl", good_row(), good_row(prompt=7))
     once = files.errors(path)

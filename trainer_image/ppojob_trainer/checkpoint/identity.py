@@ -10,9 +10,10 @@ from typing import Any, Final
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.shape import members_at
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
-from ppojob_trainer.checkpoint.manifest import Manifest, check_content
+from ppojob_trainer.checkpoint.manifest import UNREAD, Manifest, Progress, check_content
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 
@@ -175,3 +176,16 @@ def _default(where: str) -> Json:
 
 def _text(document: dict[str, Json], key: str) -> str:
     return json.dumps(document[key], sort_keys=True) if key in document else _ABSENT
+
+
+def changed_data(spec: DataSpec, then: Progress, digests: Mapping[str, str]) -> list[str]:
+    """Return a line for each field of spec.data whose rows are not those of a run's checkpoint."""
+    cursors = {"train": then.data, "demonstrations": then.demonstrations}
+    files = {"train": spec.train, "demonstrations": spec.demonstrations}
+    return [
+        f"spec.data.{name}: got {', '.join(one.path for one in files[name])} with digest "
+        f"{now[:_SHOWN_DIGITS]}: the run began with {old.sha256[:_SHOWN_DIGITS]}; files and "
+        "tokenizer as they were, or a new run in another folder (--output)"
+        for name, now in digests.items()
+        if (old := cursors[name]) is not None and old != UNREAD and old.sha256 != now
+    ]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 import ppojob_trainer
+from ppojob_api.v1alpha1.data import DataSpec
+from ppojob_trainer.checkpoint.identity import changed_data
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointRefused,
@@ -48,6 +50,7 @@ class Recovery:
     store: CheckpointStore
     records: Records  # metrics and rows, truncated on a rewind
     tape: RowTape
+    data: DataSpec
     fresh: Progress  # state before the first step
     reporter: Reporter
     total_updates: dict[str, int]  # optimizer steps of the whole job, by model
@@ -121,17 +124,9 @@ class Recovery:
             )
 
     def _check_data(self, progress: Progress) -> None:
-        read = [("train", "prompts", progress.data, self.fresh.data)]
-        if progress.demonstrations is not None and self.fresh.demonstrations is not None:
-            cursors = progress.demonstrations, self.fresh.demonstrations
-            read.append(("demonstrations", "rows", *cursors))
-        changed = [
-            f"spec.data.{field}: got {rows} with digest {now.sha256[:12]}: the run began with "
-            f"{then.sha256[:12]}; bring the files back, or begin a run of its own in another folder"
-            for field, rows, then, now in read
-            if then.sha256 != now.sha256
-        ]
-        if changed:
+        cursors = {"train": self.fresh.data, "demonstrations": self.fresh.demonstrations}
+        digests = {field: one.sha256 for field, one in cursors.items() if one is not None}
+        if changed := changed_data(self.data, progress, digests):
             raise CannotResume(changed)
 
     def _ready_roles(self) -> list[RoleGroup]:

@@ -108,6 +108,7 @@ class Wiring:
             store=self.store,
             records=self.records,
             tape=self.tape,
+            data=self.spec.prompts,
             fresh=self._fresh(),
             reporter=self.reporter,
             total_updates={u.model: u.done_after(self.total_steps) for u in self.training.updates},

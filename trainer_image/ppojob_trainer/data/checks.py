@@ -1,8 +1,8 @@
 """Data checks: find all problems of a job's data before anything is started."""
 
 from array import array
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from ppojob_api.problem import counted
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.dataset import digest_of
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.order import mixture_problems
 from ppojob_trainer.data.problems import DataProblem
@@ -30,6 +31,8 @@ class DataReport:
     warnings: list[str]
     train_rows: int
     text_prompt: str = ""
+    # Field of spec.data -> digest of what a run reads, as `PromptDataset.digest`; empty on errors.
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_files(
@@ -67,7 +70,9 @@ def check_files(
     found = [_overlaps(trained, validation) for trained in (train, *scans[2:])]
     warnings += [str(problem) for problem in found if problem is not None]
     places = [scan.prompt_place for scan in (train, validation) if scan.prompt_kind == "text"]
-    return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
+    read = dict(zip(("train", "demonstrations"), (train, *scans[2:]), strict=False))
+    digests = {} if errors else {name: digest_of(one, one.spec, chat) for name, one in read.items()}
+    return DataReport(errors, warnings, train.kept, next(iter(places), ""), digests)
 
 
 def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataProblem]:

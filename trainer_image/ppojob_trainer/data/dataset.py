@@ -75,7 +75,7 @@ class PromptDataset(PromptStore):
             if scan.errors:
                 raise ConfigError(scan.errors.lines())
             dataset.warnings = scan.warnings.lines()
-            dataset.digest = _digest(scan, spec, chat)
+            dataset.digest = digest_of(scan, spec, chat)
             dataset._rows_of = tuple(scan.kept_of)
             dataset._difficulties = scan.difficulties
         except BaseException:
@@ -110,7 +110,8 @@ class PromptDataset(PromptStore):
         return PromptOrder(len(self), seed, mixture=mixture)
 
 
-def _digest(scan: Scan, spec: DataSpec, chat: ChatTokenizer) -> str:
+def digest_of(scan: Scan, spec: DataSpec, chat: ChatTokenizer) -> str:
+    """Return the SHA-256, in hex, of everything that determines the prompts and their order."""
     settings = spec.model_dump(mode="json", include=_IN_DIGEST)
     settings |= spec.model_dump(mode="json", include=_IN_DIGEST_IF_SET, exclude_defaults=True)
     if scan.given:
