@@ -14,10 +14,9 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import (
     CHECKPOINTS_FOLDER,
     EXPORT_FOLDER,
+    FETCHED_FILE,
     JOB_FILE,
-    METRICS_FILE,
     RESPONSES_FILE,
-    SUMMARY_FILE,
 )
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.job_file import validate_file
@@ -34,7 +33,8 @@ from ppojob_trainer.models.fingerprint import bases_of
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
-_WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, RESPONSES_FILE, EXPORT_FOLDER)
+# What a volume has, and what a start leaves that is interrupted before it locks the folder.
+_NEVER_MIND: Final = {"lost+found", CHECKPOINTS_FOLDER, FETCHED_FILE}
 _CHECKPOINT_BYTES: Final = 12
 """Size of a trained weight in a checkpoint: float32, and the two moments of AdamW."""
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -75,7 +75,7 @@ def volatile_warning(folder: Path) -> Iterator[Problem]:
 
 
 def _written_over(config: RunConfig, folder: Path) -> str | None:
-    """Describe what the run would overwrite: its initial model, or files of no run."""
+    """Describe what the run would overwrite: its initial model, or a folder of no run."""
     target = os.path.realpath(folder)
     export = os.path.join(target, EXPORT_FOLDER)
     written = {target, export, os.path.join(export, ADAPTER_FOLDER)}
@@ -93,9 +93,11 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
         return f"what it holds was answered by another model than {model.path} is now"
     journal = folder / CHECKPOINTS_FOLDER / JOURNAL_NAME
     has_run = os.path.exists(journal) or os.path.exists(folder / LOCK_FILE)
-    for name in () if has_run else _WRITTEN:
-        if os.path.lexists(folder / name):
-            return f"{folder / name} would be written over, and no run has left it"
+    if not has_run and os.path.isdir(folder):
+        names = set(os.listdir(folder)) - _NEVER_MIND
+        theirs = sorted(name for name in names if not name.startswith(".") and name[-4:] != ".log")
+        if theirs:
+            return f"it is no run folder, and no run has left {folder / theirs[0]}"
     return None
 
 
