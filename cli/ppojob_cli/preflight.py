@@ -39,6 +39,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models import kinds
 from ppojob_trainer.models.adapter_files import check_adapters
+from ppojob_trainer.models.cache_checks import check_cache
 from ppojob_trainer.models.config_changes import can_be_stretched, check_overrides, config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
@@ -112,6 +113,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     model = check_model_folder(Path(spec.model.path), kind, overrides)
     found.parameters = model.parameters
     misfits = [*check_overrides(spec.model), *_context(spec, model), *check_layouts(spec)]
+    misfits += check_cache(spec)
     if spec.reference is None:
         misfits += _teacher_context(spec, kinds.POLICY.where, model)
     misfits += check_arguments(spec.rollout.engine_arguments)
@@ -315,7 +317,8 @@ def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
         where, code = "spec.judge.maxTokens", ReasonCode.OUT_OF_RANGE
         found.add([Problem(where, shown(longest), why, allowed, code)])
     tokens, cache = longest or limit or 0, spec.kv_cache_gib
-    if cache is not None and int(cache * GIB) < (least := least_cache(spec, tokens, gpus)):
+    least = least_cache(spec.path, spec.dtype, tokens, max(1, gpus))
+    if cache is not None and int(cache * GIB) < least:
         why = f"a text of {tokens} tokens takes {least / GIB:.3g} of it at least"
         where, allowed = "spec.judge.kvCacheGib", "that or more, or a smaller spec.judge.maxTokens"
         found.add([Problem(where, shown(cache), why, allowed, ReasonCode.OUT_OF_RANGE)])

@@ -11,10 +11,10 @@ from tiny_models import SIZES, save_model
 from whole_models import save_whole
 
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_trainer.models import memory
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import HEAD
+from ppojob_trainer.models.cache_checks import check_cache
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import LogPartition
@@ -316,8 +316,29 @@ def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
 def test_a_text_of_a_judge_takes_keys_and_values_of_each_layer(tmp_path, changes, gpus, numbers):
     config = {"model_type": "llama", **SIZES, "num_attention_heads": 4, **changes}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    judge = JudgeSpec(path=str(tmp_path), dtype="bfloat16")
-    assert least_cache(judge, 10, gpus) == 10 * 2 * numbers
+    assert least_cache(str(tmp_path), "bfloat16", 10, max(1, gpus)) == 10 * 2 * numbers
+
+
+@pytest.mark.parametrize(
+    ("changes", "rollout", "told"),
+    [
+        ({}, {"kvCacheGib": 0.05}, "takes 0.0581 GiB or more; at least 0.07,"),
+        ({}, {"kvCacheGib": 0.05, "dtype": "auto"}, "takes 0.0581 GiB or more; at least 0.13,"),
+        ({}, {"kvCacheGib": 0.06}, None),
+        ({}, {"kvCacheGib": 0.05, "engineArguments": {"kv_cache_dtype": "fp8"}}, None),
+        ({"model_type": "gemma3_text"}, {"kvCacheGib": 0.05}, None),
+    ],
+)
+def test_a_cache_that_holds_no_row_is_refused(tmp_path, changes, rollout, told):
+    config = {"model_type": "llama", **SIZES, "head_dim": 64, "num_key_value_heads": 3}
+    config |= {"num_hidden_layers": 20, **changes}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    engine = {"engine": "vllm", "dtype": "bfloat16", "maxModelTokens": 4064, **rollout}
+    job = config_of(tmp_path, model={"path": str(tmp_path / "model")}, rollout=engine)
+    found = [str(problem) for problem in check_cache(job.spec)]
+    assert len(found) == (told is not None)
+    assert not told or f"kvCacheGib: got 0.05: one row of 4064 tokens {told}" in found[0]
 
 
 def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):

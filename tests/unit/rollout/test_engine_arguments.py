@@ -1,9 +1,10 @@
 import sys
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from ppojob_api.problem import ReasonCode
-from ppojob_trainer.rollout.engine_arguments import check_arguments, names
+from ppojob_trainer.rollout.engine_arguments import check_arguments, names, refusal
 
 WRONG = {
     "max_model_len": (ReasonCode.CONFLICT, "spec.rollout.maxModelTokens in its place"),
@@ -28,3 +29,16 @@ def test_names_are_those_of_the_installed_vllm() -> None:
     assert list(check_arguments({"compilation_config": {}, "async_scheduling": False})) == []
     assert {"model", "seed", "stream_interval"} <= names()
     assert "vllm" not in sys.modules
+
+
+def test_settings_that_vllm_refuses_are_one_line_and_other_errors_are_not_theirs() -> None:
+    room = "(4064), (0.17 GiB KV cache is needed, which is larger than 0.05 GiB). Based on the"
+    refused = refusal(ValueError(f"with the model's max seq len {room} memory. Try"))
+    assert refused is not None
+    (line,) = refused.problems
+    assert line.startswith("spec.rollout: got engine: vllm: with the model's max seq len (4064), ")
+    assert "than 0.05 GiB); more by kvCacheGib or " in line
+    with pytest.raises(ValidationError) as wrong:
+        TypeAdapter(tuple[int, int]).validate_python(("a", "b"))
+    assert str(refusal(wrong.value)).count("should be a valid integer") == 2
+    assert refusal(ValueError("Free memory on device (1/139 GiB) is less than desired")) is None

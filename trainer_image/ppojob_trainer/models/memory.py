@@ -276,15 +276,15 @@ def smaller_models(spec: PPOJobSpec) -> str:
     return "a smaller model, model.lora with baseType: nf4 (frozen weights in four bits)"
 
 
-def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
-    """Return the least KV cache bytes of a text, for each of its GPUs, or for its pod.
+def least_cache(folder: str, dtype: str, tokens: int, ranks: int) -> int:
+    """Return the least KV cache bytes of a text, for each rank of its engine.
 
     Recurrent layers count nothing; 0 where some layers have a sliding window.
     """
-    sizes = sizes_of(judge.path)
+    sizes = sizes_of(folder)
     if sizes is None or FAMILIES[sizes.model_type].has_windows:
         return 0
-    return _WEIGHT_BYTES[judge.dtype] * tokens * cached_per_token(sizes, max(1, gpus))
+    return _WEIGHT_BYTES[dtype] * tokens * cached_per_token(sizes, ranks)
 
 
 def cached_per_token(sizes: Sizes, ranks: int) -> int:

@@ -8,7 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import Problem, ReasonCode, shown
+from pydantic import ValidationError
+
+from ppojob_api.problem import Problem, ReasonCode, printable, shown
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 
 _FIELD: Final = "spec.rollout.engineArguments"
@@ -106,3 +109,19 @@ def names() -> frozenset[str]:
         for line in body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     )
+
+
+def refusal(problem: ValueError) -> ConfigError | None:
+    """Return the error of settings that vLLM refuses at its start; None for any other cause.
+
+    A start is repeated after others, such as memory of a GPU that an ended process still holds.
+    """
+    if isinstance(problem, ValidationError):
+        why = "; ".join(one["msg"] for one in problem.errors())
+        allowed = "other settings of spec.rollout, above all its engineArguments"
+    elif "max seq len" in str(problem):
+        why = str(problem).partition(" Based on")[0].partition(" Try ")[0].rstrip(". ")
+        allowed = "more by kvCacheGib or gpuMemoryShare, or a smaller maxModelTokens"
+    else:
+        return None
+    return ConfigError(f"spec.rollout: got engine: vllm: {printable(why)}; {allowed}")

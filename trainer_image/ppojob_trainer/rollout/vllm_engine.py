@@ -43,6 +43,7 @@ from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.model_classes import language_config
 from ppojob_trainer.models.vision_tower import attach_tower, tower_of
+from ppojob_trainer.rollout.engine_arguments import refusal
 from ppojob_trainer.rollout.process_state import (
     gc_disabled,
     preserve_process_state,
@@ -154,7 +155,12 @@ class VllmEngine(RolloutEngine):
                 self._reserve_adapters(arguments, lora)
             # vLLM collects garbage three times while it starts: half a second each otherwise.
             gc.freeze()
-            self._engine = LLMEngine.from_engine_args(arguments)
+            try:
+                self._engine = LLMEngine.from_engine_args(arguments)
+            except ValueError as problem:
+                if (refused := refusal(problem)) is not None:
+                    raise refused from None
+                raise
         if self._pictures is not None:
             self._attach_tower(model_folder, dtype, torch.device(device))
         records = records_experts and self._on_cpu
