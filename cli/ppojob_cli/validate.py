@@ -15,6 +15,7 @@ from ppojob_cli.options import set_option
 from ppojob_trainer.errors import PPOJobError
 
 _JUDGED = "so that only the manifest was judged"
+UNREAD = "the files of model, data and code were not checked yet: mend the manifest first"
 
 
 @click.command("validate")
@@ -29,8 +30,9 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: boo
     FILE is - for standard input. Reads model folders, tokenizer, chat template and every row, and
     loads the reward functions once, as `ppojob run` does before it starts anything. Prints every
     problem of every FILE as one line, `where: got: why; what is allowed`, and ends with status 2 if
-    there is any. Warnings are lines too, and do not change the status. Only `ppojob run` checks
-    whether this machine can run the job.
+    there is any. A manifest with problems is mended before its files are checked. Warnings are
+    lines too, and do not change the status. Only `ppojob run` checks whether this machine can run
+    the job.
     """
     is_good = True
     first: dict[str, str] = {}
@@ -63,7 +65,8 @@ def _named(line: str, file: str | None) -> str:
 
 def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
     if isinstance(judged, list):
-        return list(map(str, judged)), []
+        is_read = any(problem.where.startswith("spec") for problem in judged)
+        return [*map(str, judged), *([] if offline or not is_read else [UNREAD])], []
     elsewhere = [] if offline else [*_not_mounted(judged), *_behind_urls(judged)]
     if offline or elsewhere:
         missing = list[str]()
