@@ -525,12 +525,13 @@ def test_what_a_program_has_started_ends_with_each_run(form: ChatForm, pool: Too
 
 
 @pytest.mark.processes
-def test_a_program_that_hangs_is_killed_and_the_next_one_runs(form: ChatForm, file: Path) -> None:
+def test_a_program_that_hangs_is_killed_and_the_next_one_runs(form, file: Path, caplog) -> None:
     spec = agent(file, "hasty", "again", timeLimitSeconds=2)
     with ToolPool(spec) as own:
         row = Row(form, spec, "hasty")
         row.play(own, "So.")
         assert row.answers[-1].failure == "timeout"
+        assert caplog.messages == ["step 1/train/row 3: hasty: no answer in 2 s"]
         assert Row(form, spec, "again").play(own, "1", "2").figures.tool_failures == 0
 
 

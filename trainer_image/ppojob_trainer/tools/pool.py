@@ -242,6 +242,7 @@ class ToolPool(Closeable):
             else:
                 called = self._call_child(request, limit)
         except ChildTimeout:
+            _log.warning("%s: %s: no answer in %g s", instance, call.name, limit)
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
             _log.warning("%s: %s: no answer: %s", instance, call.name, death)
