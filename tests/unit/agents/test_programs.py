@@ -500,7 +500,7 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
     [
         ("idle", 0, "raised", "got its end: a program calls the model at least once"),
         ("elsewhere", 0, "raised", "HTTPError: HTTP Error 404"),
-        ("fickle", 2, "raised", "the same requests each time"),
+        ("fickle", 2, "raised", 'got messages[0] {"role": "user", "content": "0.'),
         ("shorter", 2, "raised", "got its end: before, it was another"),
         ("dies", 1, "died", "ended without an answer"),
         ("exits", 1, "raised", "SystemExit: enough"),
@@ -509,11 +509,13 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
         ("gathered", 0, "raised", "got two requests at once"),
     ],
 )
-def test_what_goes_wrong_ends_the_row(name, turns, failure, words, form, pool, file):
+def test_what_goes_wrong_ends_the_row(name, turns, failure, words, form, pool, file, caplog):
     row = Row(form, agent(file, *NAMES), name)
     episode = row.play(pool, *["So."] * max(1, turns))
     assert (row.answers[-1].failure, episode.state.is_over) == (failure, True)
     assert words in row.answers[-1].text
+    assert len(caplog.messages) == 1
+    assert not caplog.text.endswith(": \n")
     assert (episode.figures.tool_failures, episode.state.turns) == (1, max(1, turns))
 
 

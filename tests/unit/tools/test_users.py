@@ -13,6 +13,7 @@ from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.answers import read_reply
 from ppojob_trainer.tools.built_in.answer_tools import RIGHT, WRONG
+from ppojob_trainer.tools.loop import first_difference
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.wire import Conversation, ModelRequest, UserTurn
 
@@ -190,6 +191,19 @@ def test_what_goes_wrong_in_a_loop_ends_its_row(file: str) -> None:
             "a", "b", then=(lines("Note.", "onea")[:-1] + b',{"role":"user","content":"x"}]',)
         )
         assert "the same messages after the same turns" in failed("one", heard=shorter)
+
+
+def test_the_first_message_that_differs_is_shown_around_the_difference() -> None:
+    alike, one, other = ({"content": f"{'x' * 200}{end}"} for end in ("", "17.5", "18.5"))
+    started = f"...{'x' * 39}1"
+    assert first_difference([alike, one, alike], [alike, other]) == (
+        f'messages[1] {started}7.5"}}',
+        f'{started}8.5"}}',
+    )
+    assert first_difference([alike], [alike, {"content": "y"}]) == (
+        "messages[1] nothing",
+        '{"content": "y"}',
+    )
 
 
 @pytest.mark.processes

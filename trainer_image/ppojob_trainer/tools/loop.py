@@ -5,17 +5,23 @@ earlier turns again. If it then yields other messages than before, the row would
 generated one, which is an error.
 """
 
+import json
+import os.path
 from collections.abc import Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import printable, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import Reply, read_reply
 from ppojob_trainer.tools.wire import Conversation, Message
 
 _Generator = Generator[object, str, object]
+_BEFORE_CHARACTERS: Final = 40
+_SHOWN_CHARACTERS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,22 @@ def without_name(arguments: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in arguments.items() if name != "name"}
 
 
+def first_difference(now: list[Message], before: list[Message]) -> tuple[str, str]:
+    """Return the place of the first message that differs, with its text from there, and before."""
+    pairs = enumerate(zip_longest(now, before))
+    number, pair = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    one, other = texts_around(*pair)
+    return f"messages[{number}] {one}", other
+
+
+def texts_around(now: object, before: object) -> list[str]:
+    """Return both values as short texts that begin shortly before their first difference."""
+    texts = [json.dumps(one, ensure_ascii=False) if one else "nothing" for one in (now, before)]
+    start = max(0, len(os.path.commonprefix(texts)) - _BEFORE_CHARACTERS)
+    cut = "..." if start else ""
+    return [cut + printable(text[start:], _SHOWN_CHARACTERS) for text in texts]
+
+
 def _answer(
     loop: _Generator, conversation: Conversation
 ) -> tuple[bool, str | list[dict[str, str]], object]:
@@ -58,8 +80,10 @@ def _answer(
         found, begins = ([], False) if ended else _messages(_read(value))
         before = messages[turn.start : turn.start + turn.messages]
         if (found, begins) != (before, turn.begins_context):
-            got = "its end" if ended else shown(found)
-            why = f"before, it was {shown(before)}; the same messages after the same turns"
+            got, earlier = "its end" if ended else shown(found), shown(before)
+            if not ended and found != before:
+                got, earlier = first_difference(found, before)
+            why = f"before, it was {earlier}; the same messages after the same turns"
             raise BadResult("BadAnswer", got, why)
     if not ended:
         ended, value = _sent(loop, str(messages[-1]["content"]))

@@ -248,7 +248,8 @@ class ToolPool(Closeable):
             _log.warning("%s: %s: no answer: %s", instance, call.name, death)
             return self._failed("died", call)
         if called.raised:
-            _log.warning("%s: %s: %s: %s", instance, call.name, called.raised, called.where)
+            told = ": ".join(filter(None, (called.raised, called.where)))
+            _log.warning("%s: %s: %s", instance, call.name, told)
             return self._failed("raised", call, called.raised)
         try:
             pictures_shown = packed(read_pictures(called.pictures))

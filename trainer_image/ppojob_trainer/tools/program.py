@@ -29,7 +29,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.rpc.messages.agents import SeenPicture
-from ppojob_trainer.tools.loop import without_name
+from ppojob_trainer.tools.loop import first_difference, texts_around, without_name
 from ppojob_trainer.tools.requests import (
     CHAT,
     ChatRequest,
@@ -169,9 +169,13 @@ class _Run:
         before = conversation.user_turns[number]
         end = before.start + before.messages
         messages = _normalised(conversation.contexts(end)[-1])
-        asked_before = before.tools, before.max_tokens, before.stop, before.json_schema
-        if request.decides != (messages, *asked_before):
-            raise _changed(shown(request.messages), f"it was {shown(messages)}")
+        if request.messages != messages:
+            got, earlier = first_difference(request.messages, messages)
+            raise _changed(got, f"it was {earlier}")
+        for name in ("tools", "max_tokens", "stop", "json_schema"):
+            if (now := getattr(request, name)) != (earlier := getattr(before, name)):
+                got, earlier = texts_around(now, earlier)
+                raise _changed(f"{name} {got}", f"it was {earlier}")
         self._answered += 1
         message, turn = conversation.messages[end], conversation.model_turns[number]
         answer = completion(number, request.model, message, turn)

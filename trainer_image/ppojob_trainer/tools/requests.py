@@ -55,11 +55,6 @@ class ChatRequest(NamedTuple):
     with_usage: bool  # whether one of them has the numbers of tokens
     files: dict[str, bytes]  # pictures of the messages, by their hashes
 
-    @property
-    def decides(self) -> tuple[object, ...]:
-        """What the answer depends on."""
-        return self[:5]
-
 
 def decode_body(body: bytes) -> Message:
     """Decode the body of a request."""
