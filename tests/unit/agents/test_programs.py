@@ -485,11 +485,15 @@ BAD = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm, pool, file: Path):
+def test_what_cannot_be_done_as_it_is_asked_is_refused(case, form, pool, file: Path, caplog):
     asked, words = BAD[case]
+    caplog.set_level("INFO")
     row = Row(form, agent(file, *NAMES), "refused", **asked)
     episode = row.play(pool, "So.")
     assert f"Error: refused failed: ValueError: got {words}" in row.answers[0].text
+    told = "step 1/train/row 3: refused with status 400"
+    assert told in caplog.messages[0]
+    assert words[:80] in caplog.messages[0]
     assert (row.asked[0].prompt, episode.figures.tool_failures) == (row.prompt, 1)
     assert episode.trajectory.finish_reason == "stop", "a row of one turn behind its prompt"
 

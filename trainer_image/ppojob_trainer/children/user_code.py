@@ -21,7 +21,8 @@ R = TypeVar("R")
 
 _SHOWN_FRAMES = 5
 _LINE_CHARACTERS = 600
-_EVENT_LOOP = Path(traceback.__file__).parent / "asyncio"
+_STANDARD_LIBRARY = Path(traceback.__file__).parent
+_EVENT_LOOP = _STANDARD_LIBRARY / "asyncio"
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
@@ -101,11 +102,22 @@ def raised(error: BaseException, caller: str) -> tuple[str, str]:
 
 
 def _user_frames(error: BaseException, caller: str) -> list[str]:
-    """Return the last five frames of an exception as ``file:line name``, without the caller's."""
+    """Return the last five frames of an exception as ``file:line name``, without the caller's.
+
+    If these are of libraries, the first is the last one that is not, if there is one.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     others = [frame for frame in frames if frame.filename not in (caller, __file__)]
     own = [frame for frame in others if Path(frame.filename).parent != _EVENT_LOOP]
-    return [_shown(frame) for frame in own[-_SHOWN_FRAMES:]]
+    last, of_user = own[-_SHOWN_FRAMES:], [frame for frame in own if not _is_library(frame)]
+    if of_user and of_user[-1] not in last:
+        last = [of_user[-1], *last[-3:]]  # short: the line is cut
+    return [_shown(frame) for frame in last]
+
+
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    file = Path(frame.filename)
+    return file.is_relative_to(_STANDARD_LIBRARY) or "site-packages" in file.parts
 
 
 def _shown(frame: traceback.FrameSummary) -> str:

@@ -12,6 +12,7 @@ import inspect
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Program:
         self,
         conversation: Conversation,
         arguments: dict[str, Json],
-        _row: str,
+        row: str,
         pictures: Sequence[SeenPicture] | None = None,
     ) -> ModelRequest | tuple[bool, str, float | None]:
         """Return its next request after its answered ones, or its end.
@@ -95,7 +96,7 @@ class Program:
         # A process, so that it can be killed while it waits for an answer, with its children, which
         # could send requests during another row.
         with guardian.guarded(run_once) as (process, ended):
-            run = _Run(conversation, self.listener, process, pictures is not None)
+            run = _Run(conversation, self.listener, process, pictures is not None, row)
             while True:
                 ready, _, _ = select.select([self.listener.fileno(), ended], [], [])
                 if self.listener.fileno() not in ready:
@@ -127,7 +128,9 @@ class _Run:
         listener: socket.socket,
         process: int,
         takes_pictures: bool,
+        row: str,
     ) -> None:
+        self._row = row
         self._takes_pictures = takes_pictures
         self._conversation = conversation
         self._process = process
@@ -151,14 +154,14 @@ class _Run:
         """
         if (form := _FORMS.get(path)) is None:
             served = ", ".join((*_FORMS, _MODELS))
-            return 404, _error(f"got {shown(path)}: not served here; {served}")
+            return self._refused(404, f"got {shown(path)}: not served here; {served}")
         try:
             asked = form.read(decode_body(body))
             request = read_request(
                 asked, self._conversation.sampling, takes_pictures=self._takes_pictures
             )
         except BadResult as bad:
-            return 400, _error(f"got {bad.got}: {bad.why}")
+            return self._refused(400, f"got {bad.got}: {bad.why}")
         number, conversation = self._answered, self._conversation
         if number == len(conversation.user_turns):
             _wait_until_idle(self._process)
@@ -214,6 +217,12 @@ class _Run:
         asked = later if continues else messages
         files = pictures_of(asked, request.files)
         return ModelRequest(asked, not continues, tools, limit, stop, schema, files)
+
+    def _refused(self, status: int, message: str) -> tuple[int, Message]:
+        """Return an error; it is logged once, since most clients do not show its body."""
+        if self._answered == len(self._conversation.user_turns):
+            sys.stdout.write(f"{self._row}: refused with status {status}: {message}\n")
+        return status, _error(message)
 
     def _refuse_another(self) -> None:
         if select.select([self._listener], [], [], 0)[0]:
