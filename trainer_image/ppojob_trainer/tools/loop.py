@@ -6,11 +6,10 @@ generated one, which is an error.
 """
 
 import json
-import os.path
 from collections.abc import Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Final
 
 from ppojob_api.problem import printable, shown
@@ -62,7 +61,8 @@ def first_difference(now: list[Message], before: list[Message]) -> tuple[str, st
 def texts_around(now: object, before: object) -> list[str]:
     """Return both values as short texts that begin shortly before their first difference."""
     texts = [json.dumps(one, ensure_ascii=False) if one else "nothing" for one in (now, before)]
-    start = max(0, len(os.path.commonprefix(texts)) - _BEFORE_CHARACTERS)
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    start = max(0, len(list(alike)) - _BEFORE_CHARACTERS)
     cut = "..." if start else ""
     return [cut + printable(text[start:], _SHOWN_CHARACTERS) for text in texts]
 
