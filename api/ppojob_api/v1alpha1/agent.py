@@ -279,7 +279,8 @@ class AgentSpec(Section):
 
     tool_failure: Literal["answer", "mask", "fail"] = "answer"
     """What happens to a row whose tool or user fails. answer: the model reads the error and
-    continues; mask: the row is not trained on; fail: the job fails."""
+    continues, but a custom loop or program ends its row, which is trained on with its score;
+    mask: the row is not trained on; fail: the job fails."""
 
     tool_rewards: Literal["tell", "add"] = "tell"
     """What happens to rewards of tools and scores of users. tell: reward functions get them in

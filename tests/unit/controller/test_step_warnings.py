@@ -1,4 +1,5 @@
 from ppojob_trainer.controller.step_warnings import StepWarnings
+from ppojob_trainer.metrics.step_metrics import RowFigures, StepRows, row_metrics
 
 
 def test_three_silent_steps_in_a_row_are_told_once() -> None:
@@ -46,3 +47,14 @@ def test_calls_that_mostly_fail_are_told_once() -> None:
     told = warnings.failed_calls(2, 0.5) or ""
     assert told.startswith("step 2: got 50% of the calls of tools, ")
     assert warnings.failed_calls(3, 1.0) is None
+
+
+def test_rows_whose_programs_mostly_fail_are_told_whatever_their_other_rows_ask() -> None:
+    failed = RowFigures(2, 0, 1, [], 0, turn_scores=[0.0])
+    long = RowFigures(40, 0, 0, [], 0, turn_scores=[0.0] * 20)
+    rows = StepRows([], [], [1] * 3, [1] * 3, [False] * 3, [{}] * 3, [failed, failed, long])
+    metrics = row_metrics(rows, max_prompt_tokens=9, is_scored=False)
+    share = metrics["user/failed_rows"]
+    assert metrics["tool/failed_share"] < 0.1
+    told = StepWarnings().failed_calls(1, metrics["tool/failed_share"], share) or ""
+    assert told.startswith("step 1: got 67% of the rows of users and programs with a failed answer")

@@ -262,9 +262,12 @@ class Loop:
 
     def _warn(self, result: StepResult, metrics: Mapping[str, float]) -> None:
         step = result.batch.step
+        failed = metrics.get("tool/failed_share", 0.0), metrics.get("user/failed_rows", 0.0)
+        has_tools = self.spec.agent is not None and self.spec.agent.tools
         warnings = [
             self._warnings.no_room(step, result.batch.counts),
-            self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
+            # With tools a row often has a failed call, and goes on.
+            self._warnings.failed_calls(step, *failed[: 1 if has_tools else 2]),
         ]
         if result.advantaged is not None:
             zero = result.advantaged.zero_signal_groups

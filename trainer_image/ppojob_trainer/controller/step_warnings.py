@@ -42,14 +42,21 @@ class StepWarnings:
             f"prompt {why}, so no advantage is other than 0; {remedy}"
         )
 
-    def failed_calls(self, step: int, failed_share: float) -> str | None:
-        """Warn if most calls of tools, user simulators and programs failed."""
-        if failed_share < FAILED_SHARE or not self._is_new("failed_calls"):
+    def failed_calls(self, step: int, failed_share: float, failed_rows: float = 0.0) -> str | None:
+        """Warn if most calls of tools, user simulators and programs failed.
+
+        `failed_rows` is the share of rows whose user or program failed: a failure may end its row,
+        while other rows go on for many calls.
+        """
+        share = max(failed_share, failed_rows)
+        if share < FAILED_SHARE or not self._is_new("failed_calls"):
             return None
+        what = "calls of tools, users and programs failed"
+        if failed_share < FAILED_SHARE:
+            what = "rows of users and programs with a failed answer"
         return (
-            f"step {step}: got {failed_share:.0%} of the calls of tools, users and programs "
-            "failed: rows are trained on without what these would have said; the logs of the "
-            "tools pods say what each one raised"
+            f"step {step}: got {share:.0%} of the {what}: rows are trained on without what "
+            "these would have said; the logs of the tools pods say what each one raised"
         )
 
     def no_room(self, step: int, counts: Mapping[str, int]) -> str | None:

@@ -266,6 +266,7 @@ num_turns/* | turns | turns of a row: of the model, of tools and users, and the 
 num_contexts/* | contexts | contexts that the model read in a row with a user
 tool_call_counts/* | calls | tool calls in a row
 tool/failed_share | share | failed calls and user answers
+user/failed_rows | share | rows with a failed call or answer, among those with a user or program
 response/given_share | share | response tokens that tools or users wrote
 prompt_length/* | tokens | prompt lengths
 prompt_length/clip_ratio | share | prompts as long as the limit

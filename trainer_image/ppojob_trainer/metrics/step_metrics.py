@@ -175,10 +175,13 @@ def _turn_metrics(rows: StepRows) -> dict[str, float]:
     asked = sum(calls) + sum(len(own.turn_scores or ()) for own in rows.figures)
     failures = sum(own.tool_failures for own in rows.figures)
     given = sum(own.given_tokens for own in rows.figures)
-    contexts = [own.contexts for own in rows.figures if own.turn_scores is not None]
+    of_users = [own for own in rows.figures if own.turn_scores is not None]
+    contexts = [own.contexts for own in of_users]
+    failed = [own.tool_failures > 0 for own in of_users]
     return {
         **Spread.of([own.num_turns for own in rows.figures]).named("num_turns"),
         **(Spread.of(contexts).named("num_contexts") if contexts else {}),
+        **({"user/failed_rows": _share(failed)} if failed else {}),
         **Spread.of(calls).named("tool_call_counts"),
         "tool/failed_share": failures / max(1, asked),
         "response/given_share": given / max(1, sum(rows.response_tokens)),
