@@ -61,6 +61,7 @@ from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.structured_output import check_structured_output
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
+from ppojob_trainer.tools.row_calls import RowCalls
 from ppojob_trainer.tools.schemas import tool_schemas
 
 _IMPORT_SECONDS = 120
@@ -124,7 +125,9 @@ def check_inputs(config: RunConfig) -> Preflight:
             misfits += check_targets(one.lora, one.path, section)
             misfits += check_adapters(one.lora, one.path, section)
     found.add([*model.errors, *misfits], model.warnings)
-    vocabulary = _check_data(config, model, found)
+    tools = Preflight()
+    calls = _check_tools(spec, tools)
+    vocabulary = _check_data(config, model, calls, found)
     if not spec.steps.generate_only:
         _check_critic(spec, vocabulary, found)
         _check_references(spec, vocabulary, model, found)
@@ -136,7 +139,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         _check_rewards(spec, found)
         _check_sampler(spec, found)
         found.add(_custom_functions(spec))
-    _check_tools(spec, found)
+    found.add(tools.errors)
     _check_retriever(spec, found)
     _check_recording(spec, found)
     return found
@@ -174,7 +177,7 @@ def _teacher_context(spec: PPOJobSpec, where: str, reference: ModelReport) -> It
 
 
 def _check_data(
-    config: RunConfig, model: ModelReport, found: Preflight
+    config: RunConfig, model: ModelReport, calls: RowCalls, found: Preflight
 ) -> Mapping[str, int] | None:
     """Check tokenizer, chat template and rows; return the vocabulary if it can be read."""
     spec, given = config.spec, config.spec.algorithm.given
@@ -207,7 +210,7 @@ def _check_data(
             spec.prompts,
             chat,
             rewards=checks_of(spec),
-            agents=row_agents(spec.agent),
+            agents=row_agents(spec.agent, calls),
             sources=spec.compared_sources,
             draw=None if spec.steps.generate_only else spec.algorithm.draw,
             given=given,
@@ -412,14 +415,21 @@ def _custom_functions(spec: PPOJobSpec) -> list[str]:
     return found
 
 
-def _check_tools(spec: PPOJobSpec, found: Preflight) -> None:
-    """Load tools and user simulators once, in the same way."""
+def _check_tools(spec: PPOJobSpec, found: Preflight) -> RowCalls:
+    """Load tools and user simulators once, in the same way; return the calls of the latter."""
     if spec.agent is None or not calls_tools(spec):
-        return
+        return {}
     elsewhere = [tool.name for tool in retrieved_tools(spec)]
     variables = variables_of_code("tools")
-    with found.refusals():
-        ToolPool(spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere).close()
+    calls: RowCalls = {}
+    with (
+        found.refusals(),
+        ToolPool(
+            spec.agent, sandbox=spec.sandbox, variables=variables, elsewhere=elsewhere
+        ) as pool,
+    ):
+        calls = pool.row_calls
+    return calls
 
 
 def _check_retriever(spec: PPOJobSpec, found: Preflight) -> None:

@@ -536,6 +536,7 @@ def test_a_program_that_hangs_is_killed_and_the_next_one_runs(form, file: Path, 
     with ToolPool(spec) as own:
         row = Row(form, spec, "hasty")
         row.play(own, "So.")
+        assert [one.function for one in own.row_calls["again"]] == ["again"]
         assert row.answers[-1].failure == "timeout"
         assert caplog.messages == ["step 1/train/row 3: hasty: no answer in 2 s"]
         assert Row(form, spec, "again").play(own, "1", "2").figures.tool_failures == 0

@@ -1,5 +1,6 @@
 """Rows that ask for an agent or a user that the job has not: lines of bad_row_agents.txt."""
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from ppojob_trainer.agents.named import agents_of, row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.tools.row_calls import RowCalls, call_problem, row_calls
 from ppojob_trainer.tools.schemas import tool_schemas
 
 pytestmark = pytest.mark.processes
@@ -33,6 +35,13 @@ ROWS = {
     "a truth that is none": {"interaction_kwargs": {"name": "gsm8k", "ground_truth": 8}},
 }
 
+CALLED = {  # the user, and the arguments of its rows
+    "an argument that is missing": ("solve", ({"mode": "a"}, {"answer": "7"}, {"mode": "b"})),
+    "an argument too many": ("solve", ({"answer": "7"}, {"answer": "7", "level": 1})),
+    "an argument of the other caller": ("solve", ({"answer": "7", "messages": []},)),
+    "an argument of a class": ("Guide", ({"answer": "7", "level": 1}, {})),
+}
+
 AGENTS = {"an agent of no job": "my_agent", "an agent without its tool": "search_r1", "a number": 7}
 
 
@@ -45,14 +54,19 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatTokenizer]:
 
 
 def errors(
-    folder: Path, chat: ChatTokenizer, agent: dict[str, object], *infos: object, **columns: object
+    folder: Path,
+    chat: ChatTokenizer,
+    agent: dict[str, object],
+    *infos: object,
+    calls: RowCalls | None = None,
+    **columns: object,
 ) -> list[str]:
     rows = [good_row(f"{number} + 1", extra_info=info) for number, info in enumerate(infos)]
     rows[-1] |= columns
     path = folder / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = DataSpec.model_validate({"train": [{"path": str(path)}]})
-    agents = row_agents(AgentSpec.model_validate(agent))
+    agents = row_agents(AgentSpec.model_validate(agent), calls)
     report = check_files(spec, chat, rewards=None, agents=agents, draw=("promptsPerStep", 1))
     return [line.replace(f"{folder}/", "") for line in report.errors]
 
@@ -62,6 +76,36 @@ def test_rows_that_nobody_answers(case: str, tmp_path: Path, chat: ChatTokenizer
     columns = {"agent_name": AGENTS[case]} if case in AGENTS else {}
     found = errors(tmp_path, chat, AGENT, GOOD, ROWS.get(case, GOOD), **columns)
     assert_lines(found, EXPECTED[case])
+
+
+def solve(messages, answer, mode="ok"):
+    """A program, and beside it a class."""
+
+
+class Guide:
+    def start_interaction(self, instance_id, answer, **_):
+        pass
+
+    def generate_response(self, instance_id, messages, **_):
+        pass
+
+
+@pytest.mark.parametrize("case", CALLED)
+def test_rows_with_which_their_users_cannot_be_called(case, tmp_path: Path, chat) -> None:
+    kind, infos = CALLED[case]
+    rows = [{"interaction_kwargs": {"name": "mine", **one}} for one in infos]
+    calls = {"mine": row_calls({"solve": solve, "Guide": Guide}[kind])}
+    found = errors(tmp_path, chat, AGENT, GOOD, *rows, calls=calls)
+    assert_lines(found, EXPECTED[case])
+
+
+def test_of_decorated_and_built_in_functions_no_more_is_asked_than_they_take() -> None:
+    @functools.wraps(solve)
+    def logged(*given, **named):
+        return solve(*given, **named)
+
+    assert call_problem(row_calls(logged), {}) is None
+    assert row_calls(max) == []
 
 
 def test_rows_of_users_and_of_jobs_without(tmp_path: Path, chat: ChatTokenizer) -> None:

@@ -126,6 +126,7 @@ def test_a_class_in_verls_form_goes_on_where_it_was_in_whichever_process() -> No
         assert raised.text == "Error: patient failed: ValueError: attempt 2"
         heard = talk("q", "raise", "Error", "b", asked=(2,))
         assert say(pool, "patient", heard, query="").text == "patient : attempt 2 of 3"
+        assert [one.given for one in pool.row_calls["patient"]] == [2, 3]
         missing = say(pool, "patient", talk("q", "a"))
         assert missing.failure == "raised"
         assert ask(pool, "patient").failure == "unknown", "a model called its user"

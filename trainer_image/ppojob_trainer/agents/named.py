@@ -1,11 +1,13 @@
 """Named agents of a job, which a row selects by its column `agent_name`."""
 
+from functools import partial
 from typing import Any
 
 from ppojob_api.v1alpha1.agent import AgentSpec, NamedAgentSpec
 from ppojob_api.well_known import SEARCH_TOOL
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.tools.built_in import USERS
+from ppojob_trainer.tools.row_calls import RowCalls, call_problem
 from ppojob_trainer.tools.schemas import tool_schemas
 
 _SINGLE: dict[str, Any] = {
@@ -36,8 +38,11 @@ def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
     return found | {own.name: _named(agent, own) for own in agent.agents}
 
 
-def row_agents(agent: AgentSpec | None) -> RowAgents | None:
-    """Return the agents for `PromptDataset.open` and `check_files`; None without agents."""
+def row_agents(agent: AgentSpec | None, calls: RowCalls | None = None) -> RowAgents | None:
+    """Return the agents for `PromptDataset.open` and `check_files`; None without agents.
+
+    `calls` are those of user simulators (`ToolPool.row_calls`), if their code is here.
+    """
     if agent is None:
         return None
     return RowAgents(
@@ -50,6 +55,7 @@ def row_agents(agent: AgentSpec | None) -> RowAgents | None:
             one.name: USERS[one.name].problem if one.source is None else lambda _arguments: None
             for one in agent.interactions
         },
+        calls={name: partial(call_problem, own) for name, own in (calls or {}).items()},
         names_images=agent.containers is not None and agent.containers.image is None,
     )
 

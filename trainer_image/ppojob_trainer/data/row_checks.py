@@ -6,7 +6,7 @@ called, and the prompt shows them in this order; if absent or empty, all can.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -23,6 +23,8 @@ from ppojob_trainer.json_value import Json
 
 UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 """Arguments of a row's user simulator -> the invalid entry and what is allowed, or None."""
+CallProblem = Callable[[Mapping[str, Json]], str | None]
+"""Arguments of a row's user simulator -> why its code cannot be called with them, or None."""
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
@@ -51,6 +53,8 @@ class RowAgent:
 class RowAgents:
     """The agents of a job by the name in rows, and checks of its user simulators by name.
 
+    `calls` checks those whose code is here.
+
     `default` is the agent of rows without a name. With `names_images` rows name the image of their
     container.
     """
@@ -59,6 +63,7 @@ class RowAgents:
     default: str
     users: Mapping[str, UserProblem]
     names_images: bool = False
+    calls: Mapping[str, CallProblem] = field(default_factory=dict)
 
     def name(self, row: PromptRow) -> str:
         return row.agent or self.default
@@ -95,6 +100,10 @@ class RowAgents:
             why = "no interaction of spec.agent has this name"
             allowed = f"one of {', '.join(self.users)}"
             return DataProblem(f"{_INTERACTION_COLUMN}.name", got, why, allowed)
+        if name in self.calls and (misfit := self.calls[name](given)) is not None:
+            allowed = "a value for each of its arguments, and no other"
+            got = shown([key for key in given if key != "name"])
+            return DataProblem(_INTERACTION_COLUMN, got, misfit, allowed)
         wrong = self.users[name](given)
         if wrong is None:
             return None

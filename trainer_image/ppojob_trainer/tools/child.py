@@ -42,6 +42,7 @@ from ppojob_trainer.tools.environments import Environments, Kind, Method
 from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
+from ppojob_trainer.tools.row_calls import row_calls
 from ppojob_trainer.tools.schemas import tool_schema
 
 # Bound before users' code is imported, which may replace them.
@@ -73,6 +74,7 @@ class Tools:
         self._listener: socket | None = None
         self._imports = ImportFolder()
         self._methods: dict[int, Method] = {}
+        self._row_calls: dict[str, list[wire.RowCall]] = {}
         self._environments = Environments(self._methods, self._finished)
 
     def answer(self, body: bytes) -> bytes:
@@ -107,7 +109,7 @@ class Tools:
         self._methods |= {at: one.call for at, one in tools if isinstance(one.call, Method)}
         loops = [one.name for one in self._tools if isinstance(one.call, Loop | Program)]
         scores = any(method.kind.scores for method in self._methods.values())
-        return wire.ToolsLoaded(problems, loops, scores)
+        return wire.ToolsLoaded(problems, loops, scores, self._row_calls)
 
     def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
         opened = McpServer(server)
@@ -191,6 +193,8 @@ class Tools:
                 user = Program(load_program(path, name, one, modules), self._listener)
             else:
                 user = load_user(path, name, one, modules) if path else USERS[name].answer
+            if path:
+                self._row_calls[one.name] = row_calls(vars(modules[path])[name])
             return _Loaded(one.name, user, True, folder)
         tool: Tool | Method
         if path and "." in name:

@@ -6,7 +6,7 @@ generated one, which is an error.
 """
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
@@ -45,7 +45,7 @@ class Loop:
             loop.close()
 
 
-def without_name(arguments: dict[str, Json]) -> dict[str, Json]:
+def without_name(arguments: Mapping[str, Json]) -> dict[str, Json]:
     """Return the row's arguments for its user simulator, without the name of the simulator."""
     return {name: value for name, value in arguments.items() if name != "name"}
 

@@ -44,6 +44,7 @@ from ppojob_trainer.tools.wire import (
     EndRow,
     EnvironmentCall,
     LoadTools,
+    RowCall,
     ToolCalled,
     ToolsLoaded,
 )
@@ -98,6 +99,7 @@ class ToolPool(Closeable):
         self._is_compared = False
         self._loops: frozenset[str] = frozenset()
         self._scores = False
+        self.row_calls: dict[str, list[RowCall]] = {}  # of user simulators with code, by name
         self._elsewhere = list(elsewhere)
         self._shells: RowShells | None = None
         threads = processes * (4 if self._methods else 1)
@@ -301,5 +303,6 @@ class ToolPool(Closeable):
             child, request, ToolsLoaded, files=files, where="spec.agent.tools", what="tools"
         )
         self._loops, self._scores = frozenset(loaded.loops), loaded.scores
+        self.row_calls = loaded.row_calls
         # Only the first child compares schemas with those of the servers.
         self._is_compared = True

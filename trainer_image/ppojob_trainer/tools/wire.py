@@ -146,11 +146,21 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
     sandbox: Settings
 
 
+class RowCall(msgspec.Struct, frozen=True):
+    """A call of a user simulator with the arguments of a row."""
+
+    function: str
+    given: int  # number of arguments before those of the row
+    takes_name: bool  # whether the row's `name` is passed, too
+    parameters: list[tuple[str, int, bool]]  # name, kind of `inspect`, whether it has a default
+
+
 class ToolsLoaded(Loaded, frozen=True):
     """Answer to ``LoadTools``: user simulators that cannot continue after a failure."""
 
     loops: list[str]
     scores: bool  # whether an environment has a score for a row that has ended
+    row_calls: dict[str, list[RowCall]]  # those of user simulators with code, by name
 
 
 class EnvironmentCall(msgspec.Struct, frozen=True, array_like=True):
