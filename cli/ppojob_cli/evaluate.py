@@ -97,15 +97,17 @@ def evaluate(
     results = {step: recorded_scores(answers) for step, answers in steps.items() if kept}
     if not kept:
         results = _scored(steps, rewards, processes)
-    lines = []
+    lines, is_starred = [], False
     for step, answers in steps.items():
         metrics = evaluation_metrics(answers, results[step])
         lines.append(metrics if step is None else {"step": step, **metrics})
         if as_json:
             click.echo(json.dumps(lines[-1]))
         else:
-            click.echo("\n".join(_table(step, answers, metrics)))
-    if not as_json:
+            table = "\n".join(_table(step, answers, metrics))
+            is_starred |= "*" in table
+            click.echo(table)
+    if is_starred:
         click.echo("* main metric of its data source (val-core)", err=True)
     if output is not None:
         both = [pair for step in steps for pair in zip(steps[step], results[step], strict=True)]

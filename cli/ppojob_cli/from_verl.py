@@ -39,8 +39,8 @@ Comment = Callable[[str], Iterable[str]]
     "variables",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Environment of the script, by default only HOME; 1=VALUE is $1; of a loop one pass."
-    " Repeatable.",
+    help="Environment of the script, by default only HOME; 1=VALUE is $1. The variable of"
+    " a for loop chooses one pass. Repeatable.",
 )
 @click.option(
     "--of",

@@ -14,9 +14,10 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import (
     CHECKPOINTS_FOLDER,
     EXPORT_FOLDER,
-    FETCHED_FILE,
     JOB_FILE,
+    METRICS_FILE,
     RESPONSES_FILE,
+    SUMMARY_FILE,
 )
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.job_file import validate_file
@@ -33,8 +34,8 @@ from ppojob_trainer.models.fingerprint import bases_of
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
-# What a volume has, and what a start leaves that is interrupted before it locks the folder.
-_NEVER_MIND: Final = {"lost+found", CHECKPOINTS_FOLDER, FETCHED_FILE}
+_WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, RESPONSES_FILE, EXPORT_FOLDER)
+_OF_OTHERS: Final = ("config.json", "pyproject.toml", ".git")  # of a model, of a project
 _CHECKPOINT_BYTES: Final = 12
 """Size of a trained weight in a checkpoint: float32, and the two moments of AdamW."""
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -93,11 +94,9 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
         return f"what it holds was answered by another model than {model.path} is now"
     journal = folder / CHECKPOINTS_FOLDER / JOURNAL_NAME
     has_run = os.path.exists(journal) or os.path.exists(folder / LOCK_FILE)
-    if not has_run and os.path.isdir(folder):
-        names = set(os.listdir(folder)) - _NEVER_MIND
-        theirs = sorted(name for name in names if not name.startswith(".") and name[-4:] != ".log")
-        if theirs:
-            return f"it is no run folder, and no run has left {folder / theirs[0]}"
+    for name in () if has_run else (*_WRITTEN, *_OF_OTHERS):
+        if os.path.lexists(folder / name):
+            return f"it holds {folder / name}, and is not the folder of a run"
     return None
 
 

@@ -15,7 +15,8 @@ from ppojob_cli.options import set_option
 from ppojob_trainer.errors import PPOJobError
 
 _JUDGED = "so that only the manifest was judged"
-UNREAD = "the files of model, data and code were not checked yet: mend the manifest first"
+NOT_CHECKED = "the files of model, data and code were not checked yet: mend the manifest first"
+_OF_MANIFEST = ("spec", "metadata", "--set")
 
 
 @click.command("validate")
@@ -30,7 +31,7 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: boo
     FILE is - for standard input. Reads model folders, tokenizer, chat template and every row, and
     loads the reward functions once, as `ppojob run` does before it starts anything. Prints every
     problem of every FILE as one line, `where: got: why; what is allowed`, and ends with status 2 if
-    there is any. A manifest with problems is mended before its files are checked. Warnings are
+    there is any. Files are checked once the manifest has no problem. Warnings are
     lines too, and do not change the status. Only `ppojob run` checks whether this machine can run
     the job.
     """
@@ -65,8 +66,8 @@ def _named(line: str, file: str | None) -> str:
 
 def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
     if isinstance(judged, list):
-        is_read = any(problem.where.startswith("spec") for problem in judged)
-        return [*map(str, judged), *([] if offline or not is_read else [UNREAD])], []
+        is_read = any(problem.where.startswith(_OF_MANIFEST) for problem in judged)
+        return [*map(str, judged), *([] if offline or not is_read else [NOT_CHECKED])], []
     elsewhere = [] if offline else [*_not_mounted(judged), *_behind_urls(judged)]
     if offline or elsewhere:
         missing = list[str]()

@@ -27,6 +27,8 @@ NOWHERE: Final = "this trainer reads it nowhere"
 _REPAIRS: Final = 20
 _MODEL: Final = re.compile(r"(model[._]path|[._](ref|tokenizer|lora_adapter)_path)$")
 """Keys of models, tokenizers and adapters, which verl hands to from_pretrained."""
+_FOLDERS: Final = ("model", "models", "checkpoints", "ckpts", "outputs", "runs")
+"""Of models on a machine; no organization of the hub has such a name."""
 _HUB_NAME: Final = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 
@@ -175,8 +177,11 @@ def _is_number(value: object) -> bool:
 
 def _of_hub(value: JsonValue) -> JsonValue:
     """Return the URL of a model of the hub, which verl's from_pretrained knows by its name."""
-    is_name = isinstance(value, str) and _HUB_NAME.fullmatch(value) and not Path(value).exists()
-    return f"hf://{value}" if is_name else value
+    if not isinstance(value, str) or not _HUB_NAME.fullmatch(value) or Path(value).exists():
+        return value
+    above = Path(value).parts[0]
+    is_folder = above in _FOLDERS or Path(above).is_dir()
+    return value if is_folder else f"hf://{value}"
 
 
 def takes_numbers(row: Key) -> bool:

@@ -586,7 +586,7 @@ def checkpoints_kept(verl: Verl, job: Draft) -> None:
     if kept:
         job.set("spec.checkpoint.keepLast", max(2, *kept.values()), *filter(verl.is_given, keys))
     if set(kept.values()) == {1}:
-        job.note("two are kept here, the fewest that there can be", *kept)
+        job.note("two are kept, the least allowed here", *kept)
 
 
 def examples(verl: Verl, job: Draft) -> None:

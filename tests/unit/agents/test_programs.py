@@ -173,6 +173,12 @@ def forms(messages):
     ask(messages, response_format=form, tools=[tool])
     return json.loads(said["content"])["b"]
 
+def circles(messages):
+    """Asks for a form whose first mask shows that it has no end."""
+    own = {"$ref": "#/$defs/A"}
+    schema = {**own, "$defs": {"A": own}}
+    ask(messages, response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+
 def leaves(messages):
     """Starts what does not end with its group."""
     started = subprocess.Popen(["sleep", "100"], start_new_session=True)
@@ -225,7 +231,7 @@ def loop(messages):
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
 NAMES += ("exits", "odd", "both", "gathered", "shorter", "streams", "responds", "leaves")
-NAMES += ("looks", "forms")
+NAMES += ("looks", "forms", "circles")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -398,6 +404,9 @@ def test_answers_of_a_form(form: ChatForm, pool: ToolPool, file: Path, tmp_path:
     begun = tuple(form.chat.encode('{"b'))
     cut.episode.add_response(Finished("r", begun, (0.0,) * len(begun), "abort", 0))
     assert cut.episode.request().sampling.grammar == replace(first, before=begun)
+    endless = Row(form, agent(file, *NAMES), "circles")
+    endless.play(pool, "No.")
+    assert "response_format: got a response that can neither" in endless.answers[0].text
     save_tokenizer(tmp_path)
     without_bytes = ChatInProcess(tmp_path)
     own = replace(form, chat=without_bytes, template=TurnTemplate(without_bytes))
@@ -459,7 +468,7 @@ BAD = {
     ),
     "picture": (
         sees("data:image/png;base64,AAAA"),
-        "a picture: the model, its chat template, critic or reference takes none behind a prompt",
+        "a picture: the model, its chat template, critic or reference takes none after the prompt",
     ),
     "address of a picture": (
         sees("https://a.b/c.png"),

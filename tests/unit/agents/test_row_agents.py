@@ -104,7 +104,17 @@ def test_of_decorated_and_built_in_functions_no_more_is_asked_than_they_take() -
     def logged(*given, **named):
         return solve(*given, **named)
 
+    class Static:
+        @staticmethod
+        def start_interaction(instance_id, answer, **_):
+            pass
+
+        @classmethod
+        def generate_response(cls, instance_id, messages, **_):
+            pass
+
     assert call_problem(row_calls(logged), {}) is None
+    assert call_problem(row_calls(Static), {"answer": "7"}) is None
     assert row_calls(max) == []
 
 

@@ -12,7 +12,7 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.validation import check_length, length_warnings, warnings
 from ppojob_cli.job_file import load_job, validate_file
 from ppojob_cli.main import main
-from ppojob_cli.validate import UNREAD, validate
+from ppojob_cli.validate import NOT_CHECKED, validate
 from ppojob_trainer.errors import ConfigError
 
 GOOD = """\
@@ -72,7 +72,7 @@ class TestValidate:
     def test_files_of_a_bad_manifest_are_not_checked_and_that_is_told(self) -> None:
         result = CliRunner().invoke(validate, ["bad.yaml", "none.yaml"])
         unread = [line for line in result.stderr.splitlines() if "were not checked yet" in line]
-        assert unread == [f"bad.yaml: {UNREAD}"]
+        assert unread == [f"bad.yaml: {NOT_CHECKED}"]
 
     def test_every_file_is_judged_and_named(self) -> None:
         result = judge(["bad.yaml", "none.yaml", "one.yaml"])

@@ -149,7 +149,7 @@ def test_a_run_without_steps_is_in_nobodys_way_and_a_longer_one_goes_on(
     assert bool(warnings(folder)) == bool(steps)
 
 
-@pytest.mark.parametrize("name", ["job.yaml", "export/model.safetensors", "a.py"])
+@pytest.mark.parametrize("name", ["job.yaml", "export/model.safetensors", "config.json"])
 def test_what_no_run_has_left_is_not_written_over(name: str, config: RunConfig, tmp_path: Path):
     folder = tmp_path / "mine"
     theirs = folder / name
@@ -158,12 +158,12 @@ def test_what_no_run_has_left_is_not_written_over(name: str, config: RunConfig, 
     top = folder / Path(name).parts[0]
     (problem,) = check_output(config, folder, None)
     assert (problem.where, problem.got) == ("--output", str(folder))
-    assert problem.why == f"it is no run folder, and no run has left {top}"
+    assert problem.why == f"it holds {top}, and is not the folder of a run"
 
 
 def test_what_a_run_has_left_is_written_over(config: RunConfig, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for name in ("checkpoints", "lost+found", ".of-a-tool", "the.log"):
+    for name in ("checkpoints", "lost+found", "slurm-1.out", "grpo.yaml"):
         (folder / name).mkdir(parents=True)
     assert list(check_output(config, folder, None)) == []
     with locked(folder):

@@ -57,4 +57,4 @@ def test_rows_whose_programs_mostly_fail_are_told_whatever_their_other_rows_ask(
     share = metrics["user/failed_rows"]
     assert metrics["tool/failed_share"] < 0.1
     told = StepWarnings().failed_calls(1, metrics["tool/failed_share"], share) or ""
-    assert told.startswith("step 1: got 67% of the rows of users and programs with a failed answer")
+    assert told.startswith("step 1: got 67% of the rows in which a user or program failed")

@@ -173,7 +173,7 @@ def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
         for name, held, words in (
             ("bad", [], "unknown picture format"),
             ("dot", [full], "bytes of pictures in a row"),
-            ("dot", None, "critic or reference takes none behind a prompt"),
+            ("dot", None, "critic or reference takes none after the prompt"),
         ):
             answer = ask(pool, name, pictures=held)
             assert answer.failure == "raised"

@@ -286,7 +286,7 @@ class Episode:
         try:
             given = self._form.encode_request(state.written, request, answer.pictures)
             if request.json_schema:
-                json_grammar(request.json_schema, self._form.chat)
+                json_grammar(request.json_schema, self._form.chat).matcher().allowed(0)
         except (BadChatTemplate, GrammarError) as refused:
             wrong = str(refused)
         if opens and len(given) >= self.response_tokens:

@@ -185,7 +185,7 @@ def changed_data(spec: DataSpec, then: Progress, digests: Mapping[str, str]) -> 
     return [
         f"spec.data.{name}: got {', '.join(one.path for one in files[name])} with digest "
         f"{now[:_SHOWN_DIGITS]}: the run began with {old.sha256[:_SHOWN_DIGITS]}; files and "
-        "tokenizer as they were, or a new run in another folder (--output)"
+        "tokenizer as they were, or a new run: another --output, or on a cluster another name"
         for name, now in digests.items()
         if (old := cursors[name]) is not None and old != UNREAD and old.sha256 != now
     ]

@@ -53,7 +53,7 @@ class StepWarnings:
             return None
         what = "calls of tools, users and programs failed"
         if failed_share < FAILED_SHARE:
-            what = "rows of users and programs with a failed answer"
+            what = "rows in which a user or program failed"
         return (
             f"step {step}: got {share:.0%} of the {what}: rows are trained on without what "
             "these would have said; the logs of the tools pods say what each one raised"

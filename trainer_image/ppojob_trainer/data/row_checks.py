@@ -101,7 +101,7 @@ class RowAgents:
             allowed = f"one of {', '.join(self.users)}"
             return DataProblem(f"{_INTERACTION_COLUMN}.name", got, why, allowed)
         if name in self.calls and (misfit := self.calls[name](given)) is not None:
-            allowed = "a value for each of its arguments, and no other"
+            allowed = "its arguments and no other, or **others in it: parquet has null for these"
             got = shown([key for key in given if key != "name"])
             return DataProblem(_INTERACTION_COLUMN, got, misfit, allowed)
         wrong = self.users[name](given)

@@ -22,6 +22,7 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.errors import PPOJobError
 
 _FIELD: Final = "spec.rollout.structuredOutput"
+_OF_REQUESTS: Final = "response_format"
 _QUIET: Final = 0
 
 
@@ -34,12 +35,13 @@ class Grammar:
     """The form of responses, in llguidance's notation, over the tokens of a tokenizer.
 
     End tokens may follow wherever the form is complete. `before` are tokens of the same response
-    that an earlier request generated.
+    that an earlier request generated, and `setting` is what asks for the form, for errors.
     """
 
     text: str
     tokenizer: LLTokenizer
     before: tuple[int, ...] = ()
+    setting: str = _FIELD
 
     def matcher(self) -> "GrammarMatcher":
         """Return a matcher of one response, after `before`."""
@@ -51,6 +53,7 @@ class GrammarMatcher:
 
     def __init__(self, grammar: Grammar) -> None:
         self._end_tokens = frozenset(grammar.tokenizer.eos_tokens)
+        self._setting = grammar.setting
         self._matcher = LLMatcher(grammar.tokenizer, grammar.text, log_level=_QUIET)
         self.has_ended = False
         """Whether an end token was the last."""
@@ -65,7 +68,7 @@ class GrammarMatcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if wrong := self._matcher.get_error():
             raise GrammarError(
-                f"{_FIELD}: got a response that can neither continue nor end: "
+                f"{self._setting}: got a response that can neither continue nor end: "
                 f"{_first_line(wrong)}; a form that the tokenizer can write"
             )
         mask = np.zeros(size, dtype=np.uint8)
@@ -100,10 +103,11 @@ def json_grammar(schema: str, chat: ChatTokenizer) -> Grammar:
         GrammarError: the bytes of the tokenizer's tokens are unknown.
     """
     try:
-        return Grammar(LLMatcher.grammar_from_json_schema(schema), _tokenizer(chat))
+        form = LLMatcher.grammar_from_json_schema(schema)
+        return Grammar(form, _tokenizer(chat), setting=_OF_REQUESTS)
     except ValueError:
         raise GrammarError(
-            "response_format: got a tokenizer that llguidance cannot read: it needs the bytes of "
+            f"{_OF_REQUESTS}: got a tokenizer that llguidance cannot read: it needs the bytes of "
             "each token; a decoder ByteLevel or ByteFallback"
         ) from None
 

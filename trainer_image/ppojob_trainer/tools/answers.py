@@ -83,7 +83,7 @@ def file_in_base64(image: Json) -> bytes:
 def check_pictures(pictures: Sequence[bytes], *, are_shown: bool) -> None:
     """Refuse pictures that the model cannot be shown, or that are too large together."""
     if pictures and not are_shown:
-        why = "the model, its chat template, critic or reference takes none behind a prompt"
+        why = "the model, its chat template, critic or reference takes none after the prompt"
         raise BadResult("BadAnswer", "a picture", why)
     if (size := sum(map(len, pictures))) > MOST_BYTES:
         why = f"all pictures of a row together have at most {MOST_BYTES}"

@@ -221,7 +221,9 @@ class _Run:
     def _refused(self, status: int, message: str) -> tuple[int, Message]:
         """Return an error; it is logged once, since most clients do not show its body."""
         if self._answered == len(self._conversation.user_turns):
-            sys.stdout.write(f"{self._row}: refused with status {status}: {message}\n")
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # users may close it
+                sys.stdout.write(f"{self._row}: refused with status {status}: {message}\n")
+                sys.stdout.flush()  # the program may be killed while it waits
         return status, _error(message)
 
     def _refuse_another(self) -> None:

@@ -98,9 +98,9 @@ def read_request(
     options = request.get("stream_options")
     with_usage = isinstance(options, dict) and options.get("include_usage") is True
     model, streams = request.get("model"), request.get("stream") is True
-    schema = _json_schema(request.get("response_format"))
     # With tools the model may call one instead, in the notation of its format.
-    sampled = (limit, _stops(request), "" if tools else schema)
+    schema = "" if tools else _json_schema(request.get("response_format"))
+    sampled = (limit, _stops(request), schema)
     return ChatRequest(messages, tools, *sampled, model, streams, with_usage, files)
 
 

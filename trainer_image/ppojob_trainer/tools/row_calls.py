@@ -23,7 +23,11 @@ def row_calls(found: Callable[..., object]) -> list[RowCall]:
     A decorated function may take other arguments than the one behind it, which is not looked at.
     """
     is_class = isinstance(found, type)
-    calls = [(getattr(found, name), given) for name, given in _METHODS.items() if is_class]
+    calls = [
+        (getattr(found, name), given - _lacks_self(found, name))
+        for name, given in _METHODS.items()
+        if is_class
+    ]
     return [
         RowCall(
             getattr(function, "__name__", "the function"),
@@ -46,6 +50,10 @@ def call_problem(calls: Sequence[RowCall], arguments: Mapping[str, Json]) -> str
             names = ", ".join(_STARS.get(kind, "") + name for name, kind, _ in call.parameters)
             return f"{call.function}({names}) cannot be called with it: {error}"
     return None
+
+
+def _lacks_self(found: object, name: str) -> bool:
+    return isinstance(inspect.getattr_static(found, name), staticmethod | classmethod)
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter] | None:

@@ -379,8 +379,9 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
 def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bool) -> Agent:
     form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
     asks = any(one.interface == "openai" for one in agent.interactions)
-    sees = sees and (asks or bool(schemas)) and form.answer is None
-    sees = sees and shows_pictures(template, schemas, "user" if asks else "tool")
+    roles = [role for role, is_asked in (("user", asks), ("tool", bool(schemas))) if is_asked]
+    sees = sees and bool(roles) and form.answer is None
+    sees = sees and all(shows_pictures(template, schemas, role) for role in roles)
     picture_form = chat.pictures if sees and isinstance(chat.pictures, PictureForm) else None
     return Agent(
         spec=agent,

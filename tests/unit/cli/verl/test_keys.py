@@ -177,8 +177,8 @@ def test_what_a_key_becomes(given_keys: str) -> None:
 
 
 def test_the_model_of_the_older_sft_trainer() -> None:
-    given = [*(one for one in BASE if MODEL not in one), "model.partial_pretrain=models/older"]
-    assert converted(given).fields["spec.model.path"].value == "hf://models/older"
+    given = [*(one for one in BASE if MODEL not in one), "model.partial_pretrain=org/older"]
+    assert converted(given).fields["spec.model.path"].value == "hf://org/older"
 
 
 def test_the_older_sft_trainer_has_defaults_of_its_own() -> None:
