@@ -262,12 +262,13 @@ class Loop:
 
     def _warn(self, result: StepResult, metrics: Mapping[str, float]) -> None:
         step = result.batch.step
-        failed = metrics.get("tool/failed_share", 0.0), metrics.get("user/failed_rows", 0.0)
-        has_tools = self.spec.agent is not None and self.spec.agent.tools
+        failed_calls, failed_rows = metrics.get("tool/failed_share", 0.0), 0.0
+        if self.spec.agent is not None and not self.spec.agent.tools:
+            # With tools a row often has a failed call, and goes on.
+            failed_rows = metrics.get("user/failed_rows", 0.0)
         warnings = [
             self._warnings.no_room(step, result.batch.counts),
-            # With tools a row often has a failed call, and goes on.
-            self._warnings.failed_calls(step, *failed[: 1 if has_tools else 2]),
+            self._warnings.failed_calls(step, failed_calls, failed_rows),
         ]
         if result.advantaged is not None:
             zero = result.advantaged.zero_signal_groups
