@@ -6,6 +6,7 @@ say, would be trained on tokens of the job's temperature.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -128,12 +129,19 @@ def _json_schema(form: Json) -> str:
             '{"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {...}}}'
         )
         raise _refused(f"response_format {shown(form)}", why)
-    from llguidance import LLMatcher  # late: few programs need it
-
     text = json.dumps(schema)
-    if wrong := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text)):
+    if wrong := _why_unsupported(text):
         raise _refused(f"schema {shown(text)}", f"llguidance does not support it: {shown(wrong)}")
     return text
+
+
+@lru_cache(maxsize=32)  # each turn of a program repeats its earlier requests
+def _why_unsupported(schema: str) -> str:
+    """Return llguidance's error for a JSON schema; empty if it compiles it."""
+    from llguidance import LLMatcher  # late: few programs need it
+
+    wrong: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    return wrong
 
 
 def read_message(message: object, files: dict[str, bytes] | None = None) -> Message:
