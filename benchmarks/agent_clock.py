@@ -123,7 +123,7 @@ class Tools:
 class Form:
     """A call where a turn ends with one."""
 
-    pictures = None
+    images = None
 
     def parse(self, tokens: Sequence[int]) -> Turn:
         return Turn((ToolCall("tool", "{}"),)) if tokens[-1] == CALLS else Turn()

@@ -8,8 +8,8 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_forms import all_take_pictures
-from ppojob_trainer.data.turn_check import check_template, shows_pictures, shows_tools
+from ppojob_trainer.data.media.image_forms import all_take_images
+from ppojob_trainer.data.turn_check import check_template, shows_images, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.built_in import TOOLS
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -24,7 +24,7 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
     for number, own in enumerate(spec.agent.agents):
         places[f"spec.agent.agents[{number}]"] = named[own.name]
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    sees = all_take_pictures(spec)
+    sees = all_take_images(spec)
     errors, warnings = dict[str, None](), dict[str, None]()  # agents may share problems
     for place, agent in places.items():
         wrong, worth_knowing = _check(f"{place}.format", agent, template, sees)
@@ -60,14 +60,14 @@ def _check(
 
 
 def _unseen(agent: AgentSpec, template: TurnTemplate, sees: bool) -> Iterator[Problem]:
-    """Yield a problem if a model would not see the pictures of built-in tools."""
+    """Yield a problem if a model would not see the images of built-in tools."""
     shows = {tool.name for tool in agent.tools if tool.source is None and TOOLS[tool.name].shows}
-    if shows and not (sees and shows_pictures(template, tool_schemas(agent))):
-        why = "the chat template omits pictures of tools"
+    if shows and not (sees and shows_images(template, tool_schemas(agent))):
+        why = "the chat template omits images of tools"
         if not sees:
-            why = "the model takes no pictures, or a critic or reference not the same way"
+            why = "the model takes no images, or a critic or reference not the same way"
         template_for = "a template (spec.model.chatTemplate) for messages of tools with parts"
-        allowed = f"models with the same pictures, and {template_for}"
+        allowed = f"models with the same images, and {template_for}"
         yield Problem(
             "spec.agent.tools", ", ".join(sorted(shows)), why, allowed, ReasonCode.CONFLICT
         )

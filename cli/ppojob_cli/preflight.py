@@ -32,7 +32,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.controller.row_tape import read_recording
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.data.media.picture_forms import why_no_pictures
+from ppojob_trainer.data.media.image_forms import why_no_images
 from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
@@ -195,7 +195,7 @@ def _check_data(
             folder,
             spec.model.chat_template,
             tools=tools,
-            why_no_pictures=why_no_pictures(spec),
+            why_no_images=why_no_images(spec),
         )
     except ConfigError as problem:
         found.add([*problem.problems, *unusable_files(spec.prompts, given=given)])

@@ -190,7 +190,7 @@ def test_engines_in_pods_of_their_own_call_a_service(
         body = {"text": str(asked["a"] + asked["b"]), "reward": 0.25}
         return 200, body, {"Content-Type": "application/json"}
 
-    points = ("rpc.hand_over.answer.before@2=kill", "rpc.act.answer.before@9=kill")
+    points = ("rpc.transfer_rows.answer.before@2=kill", "rpc.act.answer.before@9=kill")
     with services("/add") as serve:
         source = {"url": serve(add).url}
         job = manifest(tmp_path / "job", talking_folder, source=source, roles={"rollout": {}})

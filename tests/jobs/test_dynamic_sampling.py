@@ -50,8 +50,8 @@ KILLED_AHEAD = {
     "engines": (
         "rpc.generate.answer.before@2=kill",
         "rpc.generate.answer.after@5=kill",
-        "rpc.bring_weights.answer.after@2=kill",
-        "rpc.hand_over.answer.before@4=kill",
+        "rpc.sync_engine_weights.answer.after@2=kill",
+        "rpc.transfer_rows.answer.before@4=kill",
     ),
     "who trains": (
         "rpc.update.answer.before@3=kill",

@@ -106,10 +106,10 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
             "engines and others": (
                 "rpc.generate.answer.before@2=kill",
                 "rpc.generate.answer.after@3=kill",
-                "rpc.bring_weights.answer.before@1=kill",
-                "rpc.bring_weights.answer.after@2=kill",
-                "rpc.hand_over.answer.before@2=kill",
-                "rpc.hand_over.answer.after@1=kill",
+                "rpc.sync_engine_weights.answer.before@1=kill",
+                "rpc.sync_engine_weights.answer.after@2=kill",
+                "rpc.transfer_rows.answer.before@2=kill",
+                "rpc.transfer_rows.answer.after@1=kill",
                 "rpc.open_channel.answer.before@1=kill",
                 "rpc.update.answer.before@3=kill",
                 "rpc.update.answer.after@7=kill",
@@ -131,7 +131,7 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
             ),
             "stopped": (
                 "rpc.generate.answer.before@2=stop",
-                "rpc.hand_over.answer.before@3=stop",
+                "rpc.transfer_rows.answer.before@3=stop",
                 "controller.step.computed@2=kill",
                 "rpc.update.answer.before@10=kill",
             ),
@@ -294,8 +294,8 @@ def test_each_token_was_drawn_by_the_weights_that_are_named(
         (
             "rpc.generate.answer.before@2=kill",
             "rpc.generate.answer.after@4=kill",
-            "rpc.bring_weights.answer.after@2=kill",
-            "rpc.hand_over.answer.before@3=kill",
+            "rpc.sync_engine_weights.answer.after@2=kill",
+            "rpc.transfer_rows.answer.before@3=kill",
             "rpc.update.answer.before@9=kill",
             "rpc.restore.answer.before@2=kill",
             "rows.under_way.rename.before@1=kill",
@@ -370,7 +370,7 @@ def test_adapters_alone_reach_engines_far_ahead(run_twice, tiny_job, tiny_folder
         "rollout": {**FAR["rollout"], "adapters": "beside"},
         "optimizer": {"learningRate": 1e-2},
     }
-    points = ("rpc.generate.answer.after@4=kill", "rpc.bring_weights.answer.after@3=kill")
+    points = ("rpc.generate.answer.after@4=kill", "rpc.sync_engine_weights.answer.after@3=kill")
     run_twice(tiny_job(**job), *points)
 
 

@@ -121,7 +121,12 @@ def test_killed_where_rows_move(points, run_through, tiny_job, output: Path, und
         # Reward models, tools and engines: test_validation_and_reward_models.py, test_agents.py,
         # test_rollout_pods.py; given answers: test_sft.py, test_preferences.py; prompts of a
         # teacher: test_distillation.py.
-        others = ("rpc.score_by_model.", "rpc.act.", "rpc.bring_weights.", "rpc.hand_over.")
+        others = (
+            "rpc.score_by_model.",
+            "rpc.act.",
+            "rpc.sync_engine_weights.",
+            "rpc.transfer_rows.",
+        )
         others += ("rpc.demonstrate.", "rpc.measure_loss.", "rpc.supervise.", "rpc.reprompt.")
         points = [f"{name}@1=kill" for name in names if not name.startswith(others)]
         assert len(points) >= 30, points

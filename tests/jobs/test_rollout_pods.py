@@ -45,8 +45,8 @@ def test_adapters_alone_reach_engines_whatever_is_killed(
     beside = finished("beside", tiny_folder, **common, roles=train)
     points = (
         "rpc.generate.answer.before@2=kill",
-        "rpc.bring_weights.answer.before@3=kill",
-        "rpc.bring_weights.answer.after@1=kill",
+        "rpc.sync_engine_weights.answer.before@3=kill",
+        "rpc.sync_engine_weights.answer.after@1=kill",
         "rpc.update.answer.before@2=kill",
     )
     apart = tmp_path / "apart"
@@ -92,16 +92,16 @@ def test_numbers_of_ranks_are_free(finished, tiny_folder: Path):
             # Of the engines' ranks, or of those that they speak with: whoever comes first.
             "around the engines": (
                 "rpc.generate.answer.before@1=kill",
-                "rpc.bring_weights.answer.before@1=kill",
-                "rpc.bring_weights.answer.after@2=kill",
-                "rpc.hand_over.answer.before@2=kill",
-                "rpc.hand_over.answer.after@1=kill",
+                "rpc.sync_engine_weights.answer.before@1=kill",
+                "rpc.sync_engine_weights.answer.after@2=kill",
+                "rpc.transfer_rows.answer.before@2=kill",
+                "rpc.transfer_rows.answer.after@1=kill",
                 "rpc.open_channel.answer.before@1=kill",
             ),
             "with the others": (
                 "rpc.generate.answer.after@2=kill",
-                "rpc.hand_over.answer.before@3=stop",
-                "rpc.bring_weights.answer.before@2=stop",
+                "rpc.transfer_rows.answer.before@3=stop",
+                "rpc.sync_engine_weights.answer.before@2=stop",
                 "rpc.update.answer.before@3=kill",
                 "controller.step.computed@1=kill",
                 "controller.step.recorded@2=kill",

@@ -79,7 +79,7 @@ class Form:
             return Turn(reply=f"{tokens[-1]}")
         return Turn(tuple(ToolCall("sum", str(sum(tokens) + more)) for more in range(2)))
 
-    pictures = None
+    images = None
 
     def encode_answers(
         self, _: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str], __: object

@@ -1,4 +1,4 @@
-"""Tiny models that hear sounds, as transformers has them: an encoder beside a language model."""
+"""Tiny models that hear audios, as transformers has them: an encoder beside a language model."""
 
 import io
 import json
@@ -13,10 +13,10 @@ import torch
 from padded_reference import token_logprobs
 from safetensors.torch import load_file, save_file
 from tiny_models import (
-    AROUND_SOUND,
+    AROUND_AUDIO,
+    AUDIO,
     NAMES,
     SIZES,
-    SOUND,
     TWO_LAYERS,
     WIDE_HEADS,
     save_tokenizer,
@@ -31,13 +31,13 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.pictures import packed, packed_sound, sound_of, unpacked
-from ppojob_trainer.data.media.sound_form import SoundForm
+from ppojob_trainer.data.media.audio_form import AudioForm
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.images import audio_of, packed, packed_audio, unpacked
 from ppojob_trainer.models.weight_files import own_name
 
-HEARING_NAMES = [*NAMES, SOUND, *AROUND_SOUND]
-TOKEN = HEARING_NAMES.index(SOUND)
+HEARING_NAMES = [*NAMES, AUDIO, *AROUND_AUDIO]
+TOKEN = HEARING_NAMES.index(AUDIO)
 TEMPLATE = Qwen2AudioProcessor.default_chat_template.fget(None)
 RATE, SECONDS, MELS = 16_000, 1, 8
 _TEXT: dict[str, object] = {
@@ -50,7 +50,7 @@ _PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
 
 
 def save_hearing_model(folder: Path, **changes: object) -> PreTrainedModel:
-    """Write a model with an encoder of sounds of a second; `changes` are of its text."""
+    """Write a model with an encoder of audios of a second; `changes` are of its text."""
     text = {**SIZES, **TWO_LAYERS, **_TEXT, **_PLAIN, **changes}
     tower = {"num_mel_bins": MELS, "max_source_positions": 50 * SECONDS, "d_model": 16}
     tower |= {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
@@ -79,10 +79,10 @@ def save_hearing_policy(folder: Path, dropout: float) -> None:
     save_hearing_model(folder, **wide)
 
 
-def sound_form(folder: Path) -> SoundForm:
-    """What the folder of a model that hears says of sounds."""
+def audio_form(folder: Path) -> AudioForm:
+    """What the folder of a model that hears says of audios."""
     form = read_form(folder)
-    assert isinstance(form, SoundForm)
+    assert isinstance(form, AudioForm)
     return form
 
 
@@ -100,7 +100,7 @@ def tone_file(pitch: float, seconds: float, rate: int = RATE, kind: str = "WAV")
 
 
 def heard(*tones: tuple[float, float]) -> bytes:
-    return packed([packed_sound(tone(*one)) for one in tones])
+    return packed([packed_audio(tone(*one)) for one in tones])
 
 
 def processor_of(folder: Path) -> Qwen2AudioProcessor:
@@ -109,13 +109,13 @@ def processor_of(folder: Path) -> Qwen2AudioProcessor:
 
 
 def hearing_logits(
-    whole: PreTrainedModel, folder: Path, prompt: Tensor, sounds: bytes, response: Tensor
+    whole: PreTrainedModel, folder: Path, prompt: Tensor, audios: bytes, response: Tensor
 ) -> Tensor:
     """(response, vocabulary) logits of transformers' whole model, from samples."""
     ids = torch.cat([prompt, response[:-1]])[None]
     given: dict[str, Tensor] = {}
-    if sounds:
-        made = features_of(folder, unpacked(sounds))
+    if audios:
+        made = features_of(folder, unpacked(audios))
         given = {"input_features": made["input_features"]}
         given["feature_attention_mask"] = made["attention_mask"]
     logits: Tensor = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits
@@ -123,15 +123,15 @@ def hearing_logits(
 
 
 def hearing_logprobs(
-    whole: PreTrainedModel, folder: Path, prompt: Tensor, sounds: bytes, response: Tensor
+    whole: PreTrainedModel, folder: Path, prompt: Tensor, audios: bytes, response: Tensor
 ) -> Tensor:
     """(response,) log-probabilities of its tokens, of that model."""
-    return token_logprobs(hearing_logits(whole, folder, prompt, sounds, response), response)[0]
+    return token_logprobs(hearing_logits(whole, folder, prompt, audios, response), response)[0]
 
 
 def features_of(folder: Path, files: Sequence[bytes], **options: object) -> dict[str, Tensor]:
-    """What transformers' processor makes of sounds."""
-    samples = [one for one in map(sound_of, files) if one is not None]
+    """What transformers' processor makes of audios."""
+    samples = [one for one in map(audio_of, files) if one is not None]
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     told = {"sampling_rate": RATE, "return_attention_mask": True, "return_tensors": "pt"}
     return dict(extractor(samples, **told, **options))

@@ -264,7 +264,7 @@ def text_that_is_none():
     return Odd(lambda: 7)
 
 
-def shows_a_picture():
+def shows_an_image():
     """raised"""
     return Response(image=[b"x"])
 

@@ -11,8 +11,8 @@ _ONLY_ON_DAMAGE = ("checkpoint.replace.",)
 _ONLY_BETWEEN_ROLES = (
     "rpc.act.",
     "rpc.barrier.",
-    "rpc.bring_weights.",
-    "rpc.hand_over.",
+    "rpc.sync_engine_weights.",
+    "rpc.transfer_rows.",
     "rpc.score_by_model.",
     "rpc.move_columns.",
     "rpc.move_rows.",

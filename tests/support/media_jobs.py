@@ -1,4 +1,4 @@
-"""Tiny jobs whose prompts show pictures or play sounds, and are asked for a word of them."""
+"""Tiny jobs whose prompts show images or play audios, and are asked for a word of them."""
 
 from collections.abc import Iterable
 from pathlib import Path

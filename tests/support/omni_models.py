@@ -36,13 +36,13 @@ from transformers import (
 )
 from video_reference import FPS, frames_of, pixels_of_video, videos_in
 
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import (
-    is_picture,
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.images import (
+    audio_of,
+    is_image,
     packed,
+    packed_audio,
     packed_clip,
-    packed_sound,
-    sound_of,
     unpacked,
 )
 
@@ -52,12 +52,12 @@ SPEAKING = {
 }
 """By the number of Qwen: a whole, and its thinker."""
 OMNI_NAMES = [*NAMES, *OMNI]
-TOKEN, BEGIN, END, PICTURE, VIDEO, SEE, SEEN = map(OMNI_NAMES.index, OMNI)
+TOKEN, BEGIN, END, IMAGE, VIDEO, SEE, SEEN = map(OMNI_NAMES.index, OMNI)
 HEARD = [BEGIN, TOKEN, END]
-SHOWN, FILMED = [SEE, PICTURE, SEEN], [SEE, VIDEO, SEEN]
-"""What the template writes for a sound, a picture and a video."""
+SHOWN, FILMED = [SEE, IMAGE, SEEN], [SEE, VIDEO, SEEN]
+"""What the template writes for an audio, an image and a video."""
 SECONDS, WINDOW = 3, 20
-"""Of the longest sound; and half the frames of a piece."""
+"""Of the longest audio; and half the frames of a piece."""
 TEMPLATE = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
@@ -69,7 +69,7 @@ TEMPLATE = (
     "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""What the hub's writes, without the numbers of pictures that it may be asked for."""
+"""What the hub's writes, without the numbers of images that it may be asked for."""
 
 
 def save_omni_model(
@@ -97,7 +97,7 @@ def save_omni_model(
     end = {"2.5": "index", "3": "id"}[kind]
     names = (f"audio_token_{end}", "audio_start_token_id", "audio_end_token_id")
     config |= dict(zip(names, (TOKEN, BEGIN, END), strict=True))
-    config |= {f"image_token_{end}": PICTURE, f"video_token_{end}": VIDEO}
+    config |= {f"image_token_{end}": IMAGE, f"video_token_{end}": VIDEO}
     config |= {"vision_start_token_id": SEE, "vision_end_token_id": SEEN}
     torch.manual_seed(0)
     speaking, thinking = SPEAKING[kind]
@@ -122,7 +122,7 @@ def save_omni_model(
 def _whole_config(kind: str, thinker: dict[str, object], width: object) -> PreTrainedConfig:
     if kind == "2.5":
         return Qwen2_5OmniConfig(
-            thinker_config=thinker, talker_config=_talker(width), token2wav_config=_SOUND
+            thinker_config=thinker, talker_config=_talker(width), token2wav_config=_AUDIO
         )
     text = {**SIZES, **MIXTURE, "head_dim": 8, "rope_parameters": INTERLEAVED, "pad_token_id": 0}
     text["shared_expert_intermediate_size"] = 24
@@ -152,7 +152,7 @@ _PROCESSOR = {
     "max_pixels": 64 * PATCH**2,
 }
 """Both processors, as the hub's folder has them in one file."""
-_SOUND = {
+_AUDIO = {
     "dit_config": {
         "hidden_size": 16,
         "num_hidden_layers": 1,
@@ -211,17 +211,17 @@ def _ears(kind: str, width: object) -> dict[str, object]:
     return tower | {"d_model": 16, "output_dim": width}
 
 
-def omni_form(folder: Path) -> PictureForm:
-    """What the folder says of pictures, videos and sounds."""
+def omni_form(folder: Path) -> ImageForm:
+    """What the folder says of images, videos and audios."""
     form = form_of(folder)
-    assert form.sound is not None
+    assert form.audio is not None
     return form
 
 
-def omni_prompts(form: PictureForm) -> list[tuple[list[int], bytes]]:
-    """Of two sounds of several pieces; of all kinds, in two orders; and of text alone."""
+def omni_prompts(form: ImageForm) -> list[tuple[list[int], bytes]]:
+    """Of two audios of several pieces; of all kinds, in two orders; and of text alone."""
     short, long, other = (
-        packed_sound(tone(pitch, seconds))
+        packed_audio(tone(pitch, seconds))
         for pitch, seconds in ((440, 1.31), (300, 2.3), (900, 0.6))
     )
     assert form.video is not None
@@ -236,16 +236,16 @@ def omni_prompts(form: PictureForm) -> list[tuple[list[int], bytes]]:
     ]
 
 
-def heard_by(folder: Path, sounds: Sequence[bytes]) -> tuple[Tensor, Tensor]:
-    """Features of sounds (n, mel, f), and which of them are a sound's (n, f).
+def heard_by(folder: Path, audios: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+    """Features of audios (n, mel, f), and which of them are an audio's (n, f).
 
     transformers' processor of Qwen3-Omni makes them of each as long as the longest one is, so that
     a shorter one ends otherwise beside it than alone. As here, each is alone.
     """
     if '"n_window_infer"' not in (folder / "config.json").read_text():
-        made = features_of(folder, sounds)
+        made = features_of(folder, audios)
         return made["input_features"], made["attention_mask"]
-    alone = [features_of(folder, [one], padding=True, truncation=False) for one in sounds]
+    alone = [features_of(folder, [one], padding=True, truncation=False) for one in audios]
     features = [one["input_features"][0].T for one in alone]
     masks = [one["attention_mask"][0] for one in alone]
     return pad_sequence(features, batch_first=True).mT, pad_sequence(masks, batch_first=True)
@@ -254,14 +254,14 @@ def heard_by(folder: Path, sounds: Sequence[bytes]) -> tuple[Tensor, Tensor]:
 def omni_inputs(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Tensor]:
     """What transformers' thinker is given of a text, (1, t), and of what it shows."""
     files, given = unpacked(shown), {}
-    if pictures := [one for one in files if is_picture(one)]:
-        given = pixels_of(folder, pictures)
+    if images := [one for one in files if is_image(one)]:
+        given = pixels_of(folder, images)
     if videos := videos_in(files):
         patches, grids = zip(*(pixels_of_video(folder, one) for one in videos), strict=True)
         given |= {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
         given["video_second_per_grid"] = torch.tensor([2 / FPS] * len(videos))
-    if sounds := [one for one in files if sound_of(one) is not None]:
-        given["input_features"], given["feature_attention_mask"] = heard_by(folder, sounds)
+    if audios := [one for one in files if audio_of(one) is not None]:
+        given["input_features"], given["feature_attention_mask"] = heard_by(folder, audios)
     return {**given, "attention_mask": torch.ones_like(ids)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from engine_phase import generate
-from tiny_models import NAMES, PATCH, PICTURE, turned
+from tiny_models import IMAGE, NAMES, PATCH, turned
 from torch import Tensor
 from transformers import Gemma4UnifiedForConditionalGeneration, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -31,11 +31,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.image_grids import MistralImages
+from ppojob_trainer.data.media.image_squares import Lfm2VlImages
+from ppojob_trainer.data.media.images import opened, unpacked
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.picture_grids import Lines
-from ppojob_trainer.data.media.picture_squares import Splits
-from ppojob_trainer.data.media.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
@@ -107,21 +107,21 @@ def padded_logprobs(
 
 
 def whole_logprobs(
-    model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
+    model: PreTrainedModel, folder: Path, prompt: Tensor, images: bytes, response: Tensor
 ) -> Tensor:
     """What transformers says of a response: pixels in, log-probabilities out."""
-    return token_logprobs(whole_logits(model, folder, prompt, pictures, response), response)[0]
+    return token_logprobs(whole_logits(model, folder, prompt, images, response), response)[0]
 
 
 def whole_logits(
-    model: PreTrainedModel, folder: Path, prompt: Tensor, pictures: bytes, response: Tensor
+    model: PreTrainedModel, folder: Path, prompt: Tensor, images: bytes, response: Tensor
 ) -> Tensor:
     """Before each token of a response, of every token."""
     ids = torch.cat([prompt, response[:-1]])[None]
     seen = {}
-    if pictures:
-        seen = pixels_of(folder, unpacked(pictures))
-        types = (ids == NAMES.index(PICTURE)).int()
+    if images:
+        seen = pixels_of(folder, unpacked(images))
+        types = (ids == NAMES.index(IMAGE)).int()
         known = inspect.signature(model.forward).parameters
         told = {"token_type_ids", "mm_token_type_ids"} & known.keys()
         seen |= dict.fromkeys(told, types)
@@ -147,13 +147,13 @@ def _masks_of_windows(model: PreTrainedModel, ids: Tensor, types: Tensor) -> Any
 
 
 def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
-    """What transformers' whole model is given of pictures."""
-    if isinstance(form := read_form(folder), Splits):
+    """What transformers' whole model is given of images."""
+    if isinstance(form := read_form(folder), Lfm2VlImages):
         return _padded_splits(form, files)
     processor, options = processor_of(folder), {}
     if isinstance(processor, GotOcr2ImageProcessorPil):
         options["crop_to_patches"] = True
-    if isinstance(form, Lines):
+    if isinstance(form, MistralImages):
         options["patch_size"] = form.multiple
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
     if "Unified" in _name_of_processor(folder):
@@ -161,7 +161,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     return {name: one for name, one in made.items() if not name.startswith(("num_", "grids"))}
 
 
-def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
+def _padded_splits(form: Lfm2VlImages, files: Sequence[bytes]) -> dict[str, Tensor]:
     """Tiles, padded to the largest, as by `Lfm2VlImageProcessor`, which wants torchvision."""
     inputs = [tower_inputs(opened(one), form) for one in files]
     shapes = torch.cat([one["spatial_shapes"] for one in inputs])
@@ -196,7 +196,7 @@ def _name_of_processor(folder: Path) -> str:
 
 
 def processor_of(folder: Path) -> Any:
-    """transformers' processor of pictures of a model, without torchvision."""
+    """transformers' processor of images of a model, without torchvision."""
     name = f"{_name_of_processor(folder).removesuffix('Fast').replace('Unified', '')}Pil"
     return next(kind for kind in _PROCESSORS if kind.__name__ == name).from_pretrained(folder)
 
@@ -258,7 +258,7 @@ def two_responses(form: MediaForm, shown: Sequence[tuple[Sequence[int], bytes]])
         lengths=lengths,
         mask=torch.ones(tokens, dtype=torch.bool),
         rollout_logprobs=torch.zeros(tokens),
-        pictures=[files for _, files in shown],
+        images=[files for _, files in shown],
     )
 
 
@@ -280,7 +280,7 @@ def as_the_whole(
     responses = torch.split(rows.response_tokens, rows.lengths.tolist())
     expected = torch.cat(
         [
-            logprobs(rows.prompts[group], rows.pictures[group], response)
+            logprobs(rows.prompts[group], rows.images[group], response)
             for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
         ]
     )
@@ -324,7 +324,7 @@ def critic_as_the_whole(
         values = packed_pass(critic, ValueHead(), rows).outputs[0]
         expected = torch.cat(
             [
-                logits(rows.prompts[group], rows.pictures[group], response)[:, 7]
+                logits(rows.prompts[group], rows.images[group], response)[:, 7]
                 for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
             ]
         )
@@ -351,7 +351,7 @@ def engine_as_the_whole(
     engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=ends)
     requests = [
-        Request(f"{n}/{sample}", tuple(form.expanded(ids, shown)), sampling, sample, pictures=shown)
+        Request(f"{n}/{sample}", tuple(form.expanded(ids, shown)), sampling, sample, images=shown)
         for n, (ids, shown) in enumerate(prompts)
         for sample in range(2)
     ]
@@ -359,7 +359,7 @@ def engine_as_the_whole(
     for request, row in drawn:
         prompt, response = torch.tensor(request.prompt), torch.tensor(row.tokens)
         with torch.no_grad():
-            expected = logprobs(prompt, request.pictures, response)
+            expected = logprobs(prompt, request.images, response)
         torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=rtol, atol=1e-5)
     return drawn
 

@@ -1,4 +1,4 @@
-"""Tiny models that see pictures, as transformers has them: a tower beside a language model."""
+"""Tiny models that see images, as transformers has them: a tower beside a language model."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from tiny_models import (
     DELTA_NETWORKS,
     END_SQUARE,
     HALF_ROTATED,
+    IMAGE,
     MIXTURE,
     NAMES,
     OVIS,
     PARTLY_ROTATED,
     PATCH,
-    PICTURE,
     SECTIONS,
     SEEING_TEMPLATE,
     SIZES,
@@ -42,8 +42,8 @@ from tiny_models import (
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_forms import read_form
 
 
 def whole_class(kind: str) -> type[PreTrainedModel]:
@@ -67,7 +67,7 @@ SEEING = {
     "seeing_splits": "lfm2_vl",
     "seeing_grids": "llava_onevision",
 }
-"""Models that see pictures, by what the command line calls them."""
+"""Models that see images, by what the command line calls them."""
 DEEP = {"qwen3_vl", "qwen3_vl_moe"}
 """With a tower that also says what is added behind layers."""
 QWEN3_5 = {"qwen3_5", "qwen3_5_moe"}
@@ -83,11 +83,11 @@ GLM = {
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
 CROPPED = {"idefics3": "Idefics3ImageProcessor", "smolvlm": "SmolVLMImageProcessorFast"}
-"""Which cut pictures into squares that have names, with their processors."""
+"""Which cut images into squares that have names, with their processors."""
 THREE_WAYS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", *GLM]
-"""Whose places in a picture are counted three ways: of time, down and across."""
+"""Whose places in an image are counted three ways: of time, down and across."""
 POOLED = ["gemma4_unified", "gemma4", "gemma4_told"]
-"""Whose pictures keep their shapes, with up to 70 tokens each."""
+"""Whose images keep their shapes, with up to 70 tokens each."""
 
 LLAVA = {
     "llava": "CLIPImageProcessor",
@@ -109,7 +109,7 @@ MARKS = {
     "gemma3": (BEGIN_SQUARE, END_SQUARE),
     **dict.fromkeys(POOLED, AROUND_POOLED),
 }
-"""Of those whose pictures have tokens around them, these."""
+"""Of those whose images have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
 AS_OTHERS = {"glm_ocr", "lighton_ocr", "aya_vision", "ovis2", "llava_lines", *LLAVA}
 AS_OTHERS -= {"llava_onevision"}
@@ -159,7 +159,7 @@ TEXTS = {
     "gemma4_told": {**OF_GEMMA4, **TOLD},
     **{kind: {**PLAIN, "model_type": "llama"} for kind in CROPPED},
 }
-"""Of those whose tokens of pictures are counted as those of text, what their text is."""
+"""Of those whose tokens of images are counted as those of text, what their text is."""
 TILE = 4 * PATCH
 GRIDS = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE], [TILE, 4 * TILE]]
 GRIDS += [[4 * TILE, TILE]]
@@ -171,7 +171,7 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
     if kind in DEEP:
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
     if kind in POOLED:
-        # The last layer sees all; so does one before it, of which what is behind reads pictures.
+        # The last layer sees all; so does one before it, of which what is behind reads images.
         kinds = ["sliding_attention", "full_attention"] * 2
         sizes["layer_types"] = kinds[-int(str(sizes["num_hidden_layers"])) :]
     model_class = whole_class(kind)
@@ -182,7 +182,7 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
         **outer,
         text_config=sizes,
         vision_config=_tower_sizes(kind, sizes["hidden_size"]),
-        image_token_id=NAMES.index(PICTURE),
+        image_token_id=NAMES.index(IMAGE),
         tie_word_embeddings=sizes.get("tie_word_embeddings", False),
     )
     torch.manual_seed(0)
@@ -207,7 +207,7 @@ def save_seeing_model(folder: Path, kind: str = "qwen2_5_vl", **changes: object)
 
 
 def _token_ids(kind: str) -> dict[str, object]:
-    """What config.json says of a picture's tokens beside the one that stands for it."""
+    """What config.json says of an image's tokens beside the one that stands for it."""
     first = len(NAMES)
     if kind in ("llava_lines", "llava_siglip"):
         return {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
@@ -242,8 +242,8 @@ def tried(kinds: Iterable[str]) -> list[Any]:
     return [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in kinds]
 
 
-def form_of(folder: Path) -> PictureForm:
-    """What the folder of a model that sees pictures says of them."""
+def form_of(folder: Path) -> ImageForm:
+    """What the folder of a model that sees images says of them."""
     form = read_form(folder)
     assert form is not None
     return form
@@ -262,7 +262,7 @@ def save_seeing_policy(folder: Path, kind: str, dropout: float) -> None:
 
 
 def _processor(kind: str) -> dict[str, object]:
-    """What is said of pictures, as folders of the hub have it."""
+    """What is said of images, as folders of the hub have it."""
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH}
     least, most = 4 * PATCH**2, 64 * PATCH**2
     if kind in ("internvl", "aya_vision"):
@@ -306,7 +306,7 @@ def _processor(kind: str) -> dict[str, object]:
 
 
 def _seeing_sizes(kind: str) -> dict[str, object]:
-    """Of the language model of one that sees pictures."""
+    """Of the language model of one that sees images."""
     sizes = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "rope_parameters": SECTIONS}
     sizes |= {"bos_token_id": None, "eos_token_id": NAMES.index("<|im_end|>")}
     if kind == "qwen3_vl_moe":

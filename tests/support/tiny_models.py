@@ -75,7 +75,7 @@ MIXTURE = {
 }
 """Of a mixture of experts, beside other sizes."""
 SECTIONS = {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
-"""Of a head of eight: how many of its angles tell of time, height and width of a picture."""
+"""Of a head of eight: how many of its angles tell of time, height and width of an image."""
 INTERLEAVED = {**SECTIONS, "mrope_interleaved": True}
 """The same of Qwen3-VL: those of height and width lie between those of time."""
 DELTA_NETWORKS = {
@@ -118,7 +118,7 @@ WIDE_HEADS = {
 }
 """The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
-PICTURE, VIDEO = "~", "^"
+IMAGE, VIDEO = "~", "^"
 BEGIN_SQUARE, END_SQUARE = "<start_of_image>", "<end_of_image>"
 AROUND_POOLED = "<|image>", "<image|>"
 AROUND_CROPS = "<fake_token_around_image>"
@@ -128,12 +128,12 @@ SPLITS = ("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
 SPLITS += tuple(f"<|img_row_{n}_col_{m}|>" for n in range(1, 5) for m in range(1, 5))
 OVIS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 AYA = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 5)))
-SOUND = "<|AUDIO|>"
-AROUND_SOUND = ("<|audio_bos|>", "<|audio_eos|>")
-OMNI = (SOUND, *AROUND_SOUND, "<|IMAGE|>", "<|VIDEO|>", "<|vision_bos|>", "<|vision_eos|>")
+AUDIO = "<|AUDIO|>"
+AROUND_AUDIO = ("<|audio_bos|>", "<|audio_eos|>")
+OMNI = (AUDIO, *AROUND_AUDIO, "<|IMAGE|>", "<|VIDEO|>", "<|vision_bos|>", "<|vision_eos|>")
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
 MARKS += (*AROUND_POOLED, *OMNI, *SPLITS, *UNUSED, *AYA, *OVIS)
-"""Tokens around pictures, and of and around sounds."""
+"""Tokens around images, and of and around audios."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -158,7 +158,7 @@ ZOOMS = [
     f'<tool_call>\n{{"name": "zoom", "arguments": {{"part": {part}}}}}\n</tool_call>'
     for part in range(1, 41)
 ]
-"""The same of a model that sees pictures."""
+"""The same of a model that sees images."""
 TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
@@ -170,7 +170,7 @@ SEEING_TEMPLATE = TEMPLATE.replace(
     "(m['content'] if m['content'] is string else m['content']"
     " | map(attribute='text', default='~') | join)",
 )
-"""The same where a part of a content may be a picture."""
+"""The same where a part of a content may be an image."""
 
 VIDEO_TEMPLATE = TEMPLATE.replace(
     " + m['content'] + ",
@@ -247,13 +247,13 @@ def turned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def picture(color: object, size: tuple[int, int] = (16, 16)) -> bytes:
-    """A file of a picture of one colour."""
+def image(color: object, size: tuple[int, int] = (16, 16)) -> bytes:
+    """A file of an image of one colour."""
     return _file(Image.new("RGB", size, color))  # type: ignore[arg-type]
 
 
 def noise(seed: int, size: tuple[int, int] = (16, 16)) -> bytes:
-    """A file of a picture no part of which is as another one."""
+    """A file of an image no part of which is as another one."""
     colors = random.Random(seed).randbytes(3 * size[0] * size[1])
     return _file(Image.frombytes("RGB", size, colors))
 
@@ -275,9 +275,9 @@ def save_tokenizer(
     tokenizer.decoder = decoders.Fuse()
     special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
     if {BEGIN_SQUARE, AROUND_CROPS, *AROUND_POOLED, *SPLITS, *UNUSED, *AYA, *OVIS} & {*names}:
-        special.append(PICTURE)
-    if BEGIN_SQUARE in names:  # which a template writes for a picture
-        template = template.replace(f"'{PICTURE}'", f"'{BEGIN_SQUARE}'")
+        special.append(IMAGE)
+    if BEGIN_SQUARE in names:  # which a template writes for an image
+        template = template.replace(f"'{IMAGE}'", f"'{BEGIN_SQUARE}'")
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

@@ -10,7 +10,7 @@ import pytest
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.retrieval.build import build_index
-from ppojob_trainer.rpc.messages.agents import Act, SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import Act, SeenImage, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.pool import ToolPool
 
@@ -21,11 +21,11 @@ def ask(
     arguments: str = "{}",
     created: bytes = b"{}",
     to_user: bool = False,
-    pictures: list[SeenPicture] | None = None,
+    images: list[SeenImage] | None = None,
 ) -> ToolAnswer:
     """The answer to one call, or of a user to a turn."""
     call = ToolCall(name, arguments, created, to_user=to_user)
-    return pool.start(turn_of(3, [call], pictures=pictures)).result().answers[0]
+    return pool.start(turn_of(3, [call], images=images)).result().answers[0]
 
 
 def turn_of(row: int, calls: Sequence[ToolCall], **fields: Any) -> Act:

@@ -28,9 +28,9 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec, TrainingSpec
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.pictures import packed
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.images import packed
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
@@ -104,7 +104,7 @@ class Case:
     taught: bool = False  # the teacher reads longer prompts than the policy
     optimizer: OptimizerSpec = ADAMW
     long: int | None = None  # tokens of the first response; None for as few as the others have
-    seeing: bool = False  # prompts show pictures
+    seeing: bool = False  # prompts show images
     contexts: bool = False  # rows have several
     # right responses, all of the first coordinate, are learnt as answers, and others, all of the
     # second, are given
@@ -209,33 +209,29 @@ CASES = {
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),
     "contexts": Case((0, 1, 0, 1, 0), budget=40, contexts=True),
     "contexts_of_states": Case((0, 1, 0, 1, 1), OF_STATES, model="nemotron_h", contexts=True),
-    "pictures_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),
-    "pictures_of_glm": Case(  # no gradient comes to a part of its keys' biases
+    "images_behind_layers": Case((0, 1, 0, 1, 0), budget=60, model="seeing_3", seeing=True),
+    "images_of_glm": Case(  # no gradient comes to a part of its keys' biases
         (0, 1, 0, 1, 1), 60, model="seeing_glm", recompute=True, seeing=True, optimizer=SGD
     ),
-    "pictures_in_lines": Case(
-        (0, 1, 0, 1, 0), 60, model="seeing_lines", recompute=True, seeing=True
-    ),
-    "pictures_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
-    "pictures_in_squares": Case(  # biases of its tower's keys have no gradient but for rounding
+    "images_in_lines": Case((0, 1, 0, 1, 0), 60, model="seeing_lines", recompute=True, seeing=True),
+    "images_in_tiles": Case((0, 1, 0, 1, 0), budget=60, model="seeing_tiles", seeing=True),
+    "images_in_squares": Case(  # biases of its tower's keys have no gradient but for rounding
         (0, 1, 0, 1, 1), 60, model="seeing_squares", recompute=True, seeing=True, optimizer=SGD
     ),
-    "pictures_in_crops": Case(  # as above
+    "images_in_crops": Case(  # as above
         (0, 1, 0, 1, 1), 60, model="seeing_crops", seeing=True, optimizer=SGD
     ),
-    "pictures_of_gemma_4": Case(
+    "images_of_gemma_4": Case(
         (0, 1, 0, 1, 1), 160, model="seeing_pooled", recompute=True, seeing=True, optimizer=SGD
     ),
-    "pictures_of_told_layers": Case(
+    "images_of_told_layers": Case(
         (0, 1, 0, 1, 0), 160, model="seeing_told", seeing=True, optimizer=SGD
     ),
-    "pictures_and_states": Case(  # biases of its tower's keys as above
+    "images_and_states": Case(  # biases of its tower's keys as above
         (0, 1, 0, 1, 0), 100, model="seeing_splits", recompute=True, seeing=True, optimizer=SGD
     ),
-    "pictures_in_grids": Case(
-        (0, 1, 0, 1, 0), 160, model="seeing_grids", seeing=True, optimizer=SGD
-    ),
-    "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
+    "images_in_grids": Case((0, 1, 0, 1, 0), 160, model="seeing_grids", seeing=True, optimizer=SGD),
+    "images": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3), taught=True),
     "teachers": Case(
@@ -378,9 +374,9 @@ def rows_of_step(
     broken: bool = False,
     long: int | None = None,
     contexts: bool = False,
-    form: PictureForm | None = None,
+    form: ImageForm | None = None,
 ) -> Experience:
-    """Rows of a step; prompts begin with pictures of several sizes where a model takes some."""
+    """Rows of a step; prompts begin with images of several sizes where a model takes some."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 10, (GROUPS * SAMPLES,), generator=generator)
     if long is not None:
@@ -408,7 +404,7 @@ def rows_of_step(
         rollout_logprobs=torch.zeros(tokens),
         ref_logprobs=torch.full((tokens,), -4.0),
         advantages=advantages,
-        pictures=shown,
+        images=shown,
     )
     if contexts:
         later = rows.offsets[:-1][lengths > 4] + 2

@@ -32,7 +32,7 @@ ALL_BUT_OF_ONE_KIND = (
 """Of the whole cross, the cases under layouts of two kinds."""
 _MORE = {
     "t4": ("one_key_head", *SHARED_HEADS),
-    "s2t2": ("one_key_head", "pictures"),
+    "s2t2": ("one_key_head", "images"),
     "2p2": ("teachers",),
 }
 """What these meet besides."""
@@ -47,9 +47,9 @@ _CASES = {
     ),
     "s2": (
         *(*_EACH, "partition", "experts_replayed", "long_rows", "teacher"),
-        *("adapters_with_lengths", "contexts_of_states", "pictures_behind_layers"),
+        *("adapters_with_lengths", "contexts_of_states", "images_behind_layers"),
         "adapters_with_dropout",
-        *("pictures_in_tiles", "qwen3_5_text", "deepseek_v3", "gemma3_text"),
+        *("images_in_tiles", "qwen3_5_text", "deepseek_v3", "gemma3_text"),
     ),
     "t2": (
         *("small_micro_batches", "dropout", "dropout_recomputed", "adapters", "muon", "full_kl"),
@@ -57,15 +57,15 @@ _CASES = {
         *("experts_recomputed", "teacher", "outcomes"),
         *("adapters_with_lengths", "adapters_of_biased_layers"),
         *("adapters_with_dropout", "adapters_with_dropout_behind", "adapters_from_weights"),
-        *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
+        *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "images"),
         *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text"),
-        *("lfm2", "cohere2", "gpt2", "minimax_m2", "pictures_and_states"),
-        "pictures_in_grids",
+        *("lfm2", "cohere2", "gpt2", "minimax_m2", "images_and_states"),
+        "images_in_grids",
     ),
     "p3": (
         *(*_EACH, "muon", "full_kl", "partition", "a_gradient_that_is_not_finite"),
         *("even_untied", "qwen3_recomputed", "adapters_with_lengths"),
-        *("pictures", "contexts", "supervised", "qwen3_next", "gpt2"),
+        *("images", "contexts", "supervised", "qwen3_next", "gpt2"),
     ),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "mtp_recomputed"),
     "2p2": ("small_micro_batches", "spread", "teachers"),
@@ -167,11 +167,11 @@ _ON_GPUS = (*AGAIN, "recomputed", "adapters", "full_kl")
 ON_GPUS = {
     layout: {name: CASES[name] for name in (*_ON_GPUS, *more)}
     for layout, more in {
-        "2": ("a_rank_without_rows", "muon", "experts", "pictures"),
+        "2": ("a_rank_without_rows", "muon", "experts", "images"),
         "2x1": (),
-        "s2": ("long_rows", "experts_replayed", "pictures_behind_layers", "contexts_of_states"),
-        "t2": ("biases", "experts_recomputed", "pictures"),
-        "p3": ("spread", "qwen3_recomputed", "pictures", "partition", "contexts"),
+        "s2": ("long_rows", "experts_replayed", "images_behind_layers", "contexts_of_states"),
+        "t2": ("biases", "experts_recomputed", "images"),
+        "p3": ("spread", "qwen3_recomputed", "images", "partition", "contexts"),
         "2t2e2": ("experts", "experts_recomputed"),
     }.items()
 }
@@ -189,4 +189,4 @@ def _is_refused(layout: str, case: Case) -> bool:
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1
-    return dims.pipeline > 2 and model == "seeing_3"  # whose pictures come behind three layers
+    return dims.pipeline > 2 and model == "seeing_3"  # whose images come behind three layers

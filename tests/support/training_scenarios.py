@@ -215,7 +215,7 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     options["wrap_join"] = partial(broadcast_by_holders, model)
     export_model(target, every_tensor(model), model_folder=folder / case.model, **options)
     # Its files have other names for the weights, those of a tower that learns among them.
-    seeing = load(CASES["pictures_behind_layers"], folder, world)
+    seeing = load(CASES["images_behind_layers"], folder, world)
     if target is not None:
         target = target.with_name(f"{target.name}-seeing")
     kept = {"dtype": torch.float32, "wrap_join": partial(broadcast_by_holders, seeing)}

@@ -14,12 +14,12 @@ import torch
 import transformers
 from padded_reference import pixels_of, processor_of, token_logprobs
 from PIL import Image
-from tiny_models import NAMES, PATCH, PICTURE, VIDEO, noise
+from tiny_models import IMAGE, NAMES, PATCH, VIDEO, noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import clip_of, opened, packed, unpacked
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.images import clip_of, opened, packed, unpacked
 
 FPS = 2.0
 """Frames of a second of the videos of tests."""
@@ -82,7 +82,7 @@ def frames_of(count: int, size: tuple[int, int], seed: int = 0) -> list[bytes]:
     return [noise(seed * 100 + n, size) for n in range(count)]
 
 
-def marks_of(form: PictureForm, clips: Sequence[bytes]) -> list[int]:
+def marks_of(form: ImageForm, clips: Sequence[bytes]) -> list[int]:
     """What a template writes for a video: its token, or that of each clip behind its time."""
     begins = len(form.marks(packed(clips)))
     token = NAMES.index(VIDEO)
@@ -113,16 +113,16 @@ def pixels_of_video(folder: Path, frames: Sequence[Image.Image]) -> tuple[Tensor
 
 
 def inputs_of(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Any]:
-    """What transformers' whole model is given of a text with pictures and videos, (1, t)."""
+    """What transformers' whole model is given of a text with images and videos, (1, t)."""
     files = unpacked(shown)
-    pictures = [one for one in files if clip_of(one) is None]
-    given = pixels_of(folder, pictures) if pictures else {}
+    images = [one for one in files if clip_of(one) is None]
+    given = pixels_of(folder, images) if images else {}
     if videos := videos_in(files):
         patches, grids = zip(*(pixels_of_video(folder, one) for one in videos), strict=True)
         given |= {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
         if "tokens_per_second" in (folder / "config.json").read_text():
             given["second_per_grid_ts"] = torch.tensor([2 / FPS] * len(videos))
-    kinds = (ids == NAMES.index(PICTURE)).int() + 2 * (ids == NAMES.index(VIDEO)).int()
+    kinds = (ids == NAMES.index(IMAGE)).int() + 2 * (ids == NAMES.index(VIDEO)).int()
     return {**given, "mm_token_type_ids": kinds}
 
 

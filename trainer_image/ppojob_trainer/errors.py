@@ -128,7 +128,7 @@ class InjectedFault(PPOJobError):
     """Raised by a failpoint armed with ``raise``, in tests only."""
 
 
-class Wrong(Exception):
+class BadInput(Exception):
     """A mistake in the user's input; the caller adds the place."""
 
     def __init__(self, got: str, why: str, allowed: str) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from ppojob_api.contract import VARIABLES_OF_CODE
 from ppojob_api.problem import printable, shown
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 from ppojob_trainer.json_value import Json
 
 if TYPE_CHECKING:
@@ -41,17 +41,19 @@ class CallFailed(Exception):  # noqa: N818
     """The service did not give a valid answer."""
 
 
-def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") -> Wrong | None:
+def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") -> BadInput | None:
     """Check an endpoint and the environment variable with its key (empty for none)."""
     code, key_name = _CODE[role]
     if "@" in url.partition("://")[2].partition("/")[0]:
-        return Wrong("url with user info", "logs would show it", key_name)
+        return BadInput("url with user info", "logs would show it", key_name)
     if not _is_address(url):
-        return Wrong(f"url {shown(url)}", "not the URL of a service", "http://... or https://...")
+        return BadInput(
+            f"url {shown(url)}", "not the URL of a service", "http://... or https://..."
+        )
     if not key_variable:
         return None
     if not (key := _key(key_variable)):
-        return Wrong(
+        return BadInput(
             f"{key_name} {shown(key_variable)}",
             f"{code} see no such variable",
             f"one of spec.pods[].env of the role {role}; with ppojob run, one that "
@@ -59,7 +61,7 @@ def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") 
         )
     if not key.isprintable() or max(key) > "\xff":
         why = "its value holds characters that a header cannot carry"
-        return Wrong(f"{key_name} {shown(key_variable)}", why, "printable ones of Latin-1")
+        return BadInput(f"{key_name} {shown(key_variable)}", why, "printable ones of Latin-1")
     return None
 
 

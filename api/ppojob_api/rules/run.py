@@ -291,9 +291,9 @@ SAMPLING_RULES = rules(
         ${self.data.maxPromptTokens + self.data.maxResponseTokens}, or remove it
     must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
 
-    spec | data.minPicturePixels | OutOfRange
-        it is above the maximum; at most data.maxPicturePixels ${self.data.maxPicturePixels}
-    must: self.data.minPicturePixels <= self.data.maxPicturePixels
+    spec | data.minImagePixels | OutOfRange
+        it is above the maximum; at most data.maxImagePixels ${self.data.maxImagePixels}
+    must: self.data.minImagePixels <= self.data.maxImagePixels
 
     spec | agent.toolSteps | Conflict
         with rollout.maxStaleness ${self.rollout.maxStaleness} rollouts of several steps run at

@@ -71,8 +71,8 @@ _OF_ALL_ROWS: Final = (
     "text_prompts",
     "max_prompt_tokens",
     "max_response_tokens",
-    "max_picture_pixels",
-    "min_picture_pixels",
+    "max_image_pixels",
+    "min_image_pixels",
     "audio_key",
     "shuffle",
     "seed",
@@ -168,12 +168,12 @@ class DataSpec(Section):
     """Longest response, including its end token; for given answers everything after the first
     prompt. verl: data.max_response_length, 512."""
 
-    max_picture_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    max_image_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """Larger images and video frames are scaled down to about this many pixels; absent: the
     limit of the model's processor, and for a frame 768 tokens. verl:
     data.mm_processor_kwargs.max_pixels."""
 
-    min_picture_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    min_image_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """Smaller images and video frames are scaled up to about this many pixels; absent: the limit of
     the model's processor, and for a frame 128 tokens. verl: data.mm_processor_kwargs.min_pixels."""
 

@@ -68,10 +68,10 @@ def _files(value: Any) -> list[dict[str, str]]:
 
 
 _SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3|llava|aya-vision|ovis|ocr")
-"""What the names of models that see pictures have."""
+"""What the names of models that see images have."""
 
 
-def pictures(verl: Verl, job: Draft) -> None:
+def images(verl: Verl, job: Draft) -> None:
     """Convert the vision tower and media columns; full configurations name them for text, too."""
     tower = "actor_rollout_ref.actor.freeze_vision_tower"
     keys = ("data.image_key", "data.video_key", "data.audio_key")
@@ -84,7 +84,7 @@ def pictures(verl: Verl, job: Draft) -> None:
     elif sees or (not is_whole and (seen or verl.is_given(tower))):
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
     elif not verl[tower] and not _is_text_model(str(verl["actor_rollout_ref.model.path"])):
-        job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
+        job.note("spec.model.freezeVisionTower: false, if the model sees images", tower)
     if keys[2] not in given:
         return
     job.set("spec.data.audioKey", verl[keys[2]], keys[2])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from seeing_models import save_seeing_model
-from tiny_models import PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
+from tiny_models import IMAGE, SEEING_TEMPLATE, image, save_tokenizer
 from tool_calls import turn_of
 from turn_templates import ChatInProcess, write_family
 
@@ -13,8 +13,8 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm
-from ppojob_trainer.data.media.pictures import (
-    behind_pictures,
+from ppojob_trainer.data.media.images import (
+    behind_images,
     data_url,
     packed,
     unpacked,
@@ -148,7 +148,7 @@ def responds(messages, streams):
                    "output": str(int(told["a"] + told["b"]))}]
 
 def looks(messages, url):
-    """Sees another picture in its context, and begins one with both by the other API."""
+    """Sees another image in its context, and begins one with both by the other API."""
     ((seen, words),) = (one["content"] for one in messages)
     assert words == {"type": "text", "text": "What?"}
     shot = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
@@ -278,9 +278,9 @@ class Row:
         arguments = json.dumps({"name": name, **told}).encode()
         user = Interaction(name, arguments, json.dumps(prompt).encode())
         sampling = SamplingParams(1.0, 1.0, -1, 1)
-        self.prompt = tuple(form.pictures.expanded(ids, files) if form.pictures else ids)
+        self.prompt = tuple(form.images.expanded(ids, files) if form.images else ids)
         row = ("r", self.prompt, sampling, lambda _: 0, spec, tokens, form, user)
-        self.episode = Episode(*row, place="r", pictures=files)
+        self.episode = Episode(*row, place="r", images=files)
 
     def play(
         self, pool: ToolPool, *turns: str | tuple[int, ...], end: FinishReason | None = None
@@ -289,7 +289,7 @@ class Row:
         episode, wanted, left = self.episode, self.episode.opening(), list(turns)
         while wanted.calls:
             seen = episode.seen_by(wanted.calls)
-            said = pool.start(turn_of(3, wanted.calls, pictures=seen)).result().answers
+            said = pool.start(turn_of(3, wanted.calls, images=seen)).result().answers
             self.answers += episode.add_answers(wanted.calls, said)
             if episode.state.is_over:
                 break
@@ -353,29 +353,29 @@ def test_calls_are_told_and_answered_in_openais_forms(name, told, form, pool, fi
 
 
 @pytest.mark.processes
-def test_pictures_of_requests_are_those_of_the_row(pool: ToolPool, file: Path, tmp_path: Path):
+def test_images_of_requests_are_those_of_the_row(pool: ToolPool, file: Path, tmp_path: Path):
     save_seeing_model(tmp_path)
     save_tokenizer(tmp_path, template=SEEING_TEMPLATE)
     chat = ChatInProcess(tmp_path)
-    form = ChatForm(chat, TurnTemplate(chat), FORMATS["hermes"], [], chat.pictures)
-    held, shot = picture("red", (40, 20)), picture("blue", (16, 9))
+    form = ChatForm(chat, TurnTemplate(chat), FORMATS["hermes"], [], chat.images)
+    held, shot = image("red", (40, 20)), image("blue", (16, 9))
     asked = [{"role": "user", "content": "<image>What?"}]
     row = Row(
         form, agent(file, *NAMES), "looks", prompt=asked, files=packed([held]), url=data_url(shot)
     )
     episode = row.play(pool, "Red.", "Blue.", "No.")
     first, second, third = row.asked
-    assert (first.prompt, first.pictures) == (row.prompt, packed([held]))
-    whole = [{"role": "user", "content": behind_pictures("Same?", 2)}]
-    assert (second.pictures, third.pictures) == (packed([held, shot]), packed([held, shot]))
+    assert (first.prompt, first.images) == (row.prompt, packed([held]))
+    whole = [{"role": "user", "content": behind_images("Same?", 2)}]
+    assert (second.images, third.images) == (packed([held, shot]), packed([held, shot]))
     (ids,) = form.chat.encode_chats([whole])
-    assert list(third.prompt) == form.pictures.expanded(ids, third.pictures)
+    assert list(third.prompt) == form.images.expanded(ids, third.images)
     head, tail = "Red.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
-    marks = PICTURE * len(form.pictures.tokens_of(shot)[1])
+    marks = IMAGE * len(form.images.tokens_of(shot)[1])
     assert row.shown(1) == f"{row.shown(0)}{head}Now:{marks}{tail}"
-    assert [one.file for one in episode.trajectory.pictures] == [shot, held, shot]
+    assert [one.file for one in episode.trajectory.images] == [shot, held, shot]
     response = [*row.prompt, *episode.trajectory.tokens]
-    starts = [one.start + len(row.prompt) for one in episode.trajectory.pictures]
+    starts = [one.start + len(row.prompt) for one in episode.trajectory.images]
     assert starts[0] == second.later[0]
     for asked, later in ((second, starts[:1]), (third, starts[1:])):
         at = later[0] - asked.later[0]
@@ -466,17 +466,17 @@ BAD = {
         in_form({"type": "array", "uniqueItems": True}),
         'schema \'{"type": "array", "uniqueItems": true}\': llguidance does not support it: ',
     ),
-    "picture": (
+    "image": (
         sees("data:image/png;base64,AAAA"),
-        "a picture: the model, its chat template, critic or reference takes none after the prompt",
+        "an image: the model, its chat template, critic or reference takes none after the prompt",
     ),
-    "address of a picture": (
+    "address of an image": (
         sees("https://a.b/c.png"),
         "image_url 'https://a.b/c.png': an image is sent as data:image/png;base64,...",
     ),
     "file in no base64": (
         sees("data:image/png;base64,A A!"),
-        "'data:image/png;base64,A A!': a picture is a file in base64",
+        "'data:image/png;base64,A A!': an image is a file in base64",
     ),
     "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is sampled with 1.0; omit it"),
     "n": ({"n": 2}, "n 2: supported: 1; omit it"),

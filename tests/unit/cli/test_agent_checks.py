@@ -66,8 +66,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str
     ("template", "is_seeing", "said"),
     [
         (tiny_models.SEEING_TEMPLATE, True, None),
-        (tiny_models.SEEING_TEMPLATE, False, "the model takes no pictures"),
-        (tiny_models.TEMPLATE, True, "the chat template omits pictures of tools"),
+        (tiny_models.SEEING_TEMPLATE, False, "the model takes no images"),
+        (tiny_models.TEMPLATE, True, "the chat template omits images of tools"),
     ],
 )
 def test_a_tool_that_shows_needs_a_model_and_a_template_that_see(

@@ -74,11 +74,11 @@ def test_of_a_dropped_row_failures_count_alone() -> None:
 
 def test_rows_that_ask_the_same_are_one_prompt() -> None:
     """As in files that hold each question many times: it is known by what it asks."""
-    asked = [((5, 6), b""), ((5, 6), b""), ((5, 6), b"picture"), ((56,), b"")]
+    asked = [((5, 6), b""), ((5, 6), b""), ((5, 6), b"image"), ((56,), b"")]
     made = batch(len(asked), 1, set())
     made.prompts = [
-        PromptRow(number, tokens, "a", "b", "c", {}, pictures=pictures)
-        for number, (tokens, pictures) in enumerate(asked)
+        PromptRow(number, tokens, "a", "b", "c", {}, images=images)
+        for number, (tokens, images) in enumerate(asked)
     ]
     first, again, shown, other = StepResult(made, ADVANTAGED, {}).visits
     assert first[0] == again[0]

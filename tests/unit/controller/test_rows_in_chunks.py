@@ -13,7 +13,7 @@ from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
-from ppojob_trainer.data.media.pictures import LaterPicture, packed_later
+from ppojob_trainer.data.media.images import LaterImage, packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import RolloutError
@@ -35,7 +35,7 @@ TWO_TURNS = Trajectory(
     (Segment((3, 1), (-0.5, -0.25), 4), Segment((8, 9)), Segment((7,), (-0.1,), 5)),
     "length",
     experts=bytes(range(6 * 2)),  # one layer, two experts a token, without the last token
-    pictures=(LaterPicture(2, b"a"), LaterPicture(3, b"bc")),
+    images=(LaterImage(2, b"a"), LaterImage(3, b"bc")),
 )
 MIXTURE = Qwen3MoeConfig(num_hidden_layers=1, num_experts_per_tok=2, num_experts=32)
 
@@ -132,15 +132,15 @@ def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     assert scored == [batch.scores, batch.extras]
     assert [row.length for row in told] == [2, 2, 2, 5, 2, 2, 2, 2, 2, 2]
     assert [row.is_truncated for row in told] == [row == 3 for row in range(10)]
-    shown = len(packed_later(TWO_TURNS.pictures))
-    assert [row.later_picture_bytes for row in told] == [0] * 3 + [shown] + [0] * 6
+    shown = len(packed_later(TWO_TURNS.images))
+    assert [row.later_image_bytes for row in told] == [0] * 3 + [shown] + [0] * 6
     prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
     for first, last in ((0, 5), (1, 3), (4, 5)):
         rows = read_trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))
         found = build_rows(first, prompts[first:last], SAMPLES, rows, mixture=MIXTURE)
         expected = rows_of(first, last)
         assert (found.spans, found.truncated) == (expected.spans, expected.truncated)
-        assert found.experience.later_pictures == expected.experience.later_pictures
+        assert found.experience.later_images == expected.experience.later_images
         columns = ("response_tokens", "lengths", "mask", "rollout_logprobs", *ROUTER_COLUMNS)
         for column in columns:
             ours, theirs = getattr(found.experience, column), getattr(expected.experience, column)

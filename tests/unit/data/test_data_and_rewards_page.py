@@ -26,7 +26,7 @@ from ppojob_trainer.sandbox.executor import Sandbox
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
 _FOUND: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
-ROWS, _SEEN, _MOVES, _SOUNDS, ANSWERED, *_ = (
+ROWS, _SEEN, _MOVES, _AUDIOS, ANSWERED, *_ = (
     text for language, text in _FOUND if language == "json"
 )
 _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]

@@ -133,7 +133,7 @@ def test_files_as_people_have_them(files, form) -> None:
     row = {"question": "3 + 5", "answer": "8", "level": 2, "more": {"a": [1]}}
     keys = {"promptKey": "question", "answerKey": "answer", "dataSource": "sums"}
     if form == "table":
-        path = files.table("a.parquet", {**row, "picture": b"\xff"})
+        path = files.table("a.parquet", {**row, "image": b"\xff"})
     else:
         path = files.lines("a.jsonl", row)
     with files.open(path, **keys) as dataset:

@@ -7,7 +7,7 @@ from ppojob_api.well_known import BUILT_IN_SAMPLERS, SEEN_OF_ROWS
 from ppojob_trainer.data.order import uniform_draws
 from ppojob_trainer.data.samplers import SAMPLERS, checked, nearest, read_answer, uncertain
 from ppojob_trainer.data.score_history import RowHistory, after_step, columns
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 
 
 def rows_of(values: list[float], **others: object) -> dict[str, object]:
@@ -59,7 +59,7 @@ def test_uncertain_is_the_literal_draw() -> None:
 def test_uncertain_without_epsilon_draws_no_row_that_is_sure() -> None:
     rows = rows_of([0.0, 0.5, 1.0, 0.5])
     assert {*uncertain(1, 0, 2, rows, epsilon=0.0)} == {1, 3}
-    with pytest.raises(Wrong, match="fewer than 3 rows with a weight above 0"):
+    with pytest.raises(BadInput, match="fewer than 3 rows with a weight above 0"):
         uncertain(1, 0, 3, rows, epsilon=0.0)
 
 
@@ -95,14 +95,14 @@ def test_a_step_tells_of_its_rows() -> None:
     ],
 )
 def test_another_answer_than_so_many_rows_is_refused(answer: object, told: str) -> None:
-    with pytest.raises(Wrong, match=told):
+    with pytest.raises(BadInput, match=told):
         read_answer(answer, 3, 4, has_state=False)
 
 
 def test_arrays_of_rows_and_a_state_are_answers() -> None:
     assert read_answer(np.array([3, 0]), 2, 4, has_state=False) == ([3, 0], None)
     assert read_answer((np.arange(2), {"at": 2}), 2, 4, has_state=True) == ([0, 1], {"at": 2})
-    with pytest.raises(Wrong, match="a function with state returns rows and the next"):
+    with pytest.raises(BadInput, match="a function with state returns rows and the next"):
         read_answer([0, 1], 2, 4, has_state=True)
 
 
@@ -120,5 +120,5 @@ class Sampler:
     ],
 )
 def test_what_cannot_be_called_is_refused(function, arguments, told: str) -> None:
-    with pytest.raises(Wrong, match=told):
+    with pytest.raises(BadInput, match=told):
         checked("f", function, arguments)

@@ -1,4 +1,4 @@
-"""Sounds, videos, and these with pictures: trainer and engine compute what whole models do."""
+"""Audios, videos, and these with images: trainer and engine compute what whole models do."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +11,14 @@ from hearing_models import TOKEN, heard, hearing_logits, hearing_logprobs, save_
 from omni_models import SPEAKING, omni_logits, omni_logprobs, omni_prompts, save_omni_model
 from padded_reference import as_the_whole, critic_as_the_whole, engine_as_the_whole, two_responses
 from seeing_models import FILMED, form_of, save_seeing_model
-from tiny_models import NAMES, PICTURE, VIDEO, noise
+from tiny_models import IMAGE, NAMES, VIDEO, noise
 from torch import Tensor
 from transformers import PreTrainedModel
 from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.images import packed
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import packed
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import joined
@@ -43,15 +43,15 @@ def heard_prompts(_: MediaForm) -> Prompts:
     ]
 
 
-def filmed_prompts(form: PictureForm) -> Prompts:
-    """Prompts of two videos, of a picture and a video of three frames, and of nothing."""
+def filmed_prompts(form: ImageForm) -> Prompts:
+    """Prompts of two videos, of an image and a video of three frames, and of nothing."""
     cells = [frames_of(4, (24, 16)), frames_of(4, (16, 32), 1), frames_of(3, (25, 33), 2)]
     videos = read_videos([{"video": one, "fps": FPS, "min_pixels": 1} for one in cells], form)
     first, second, third = videos
     return [
         ([5, *marks_of(form, first), 7, *marks_of(form, second), 9], packed([*first, *second])),
         (
-            [NAMES.index(PICTURE), 6, *marks_of(form, third), 8],
+            [NAMES.index(IMAGE), 6, *marks_of(form, third), 8],
             packed([noise(1, (40, 20)), *third]),
         ),
         ([10, 11, 12], b""),
@@ -72,7 +72,7 @@ OMNI = {
         omni_prompts,
         omni_logprobs,
         omni_logits,
-        (omni_models.TOKEN, omni_models.PICTURE, omni_models.VIDEO),
+        (omni_models.TOKEN, omni_models.IMAGE, omni_models.VIDEO),
     )
     for kind in SPEAKING
 }
@@ -82,12 +82,12 @@ VIDEOS = {
         filmed_prompts,
         whole_logprobs_of_videos,
         None,
-        (NAMES.index(PICTURE), NAMES.index(VIDEO)),
+        (NAMES.index(IMAGE), NAMES.index(VIDEO)),
     )
     for kind in FILMED
 }
-SOUNDS = Kind(save_hearing_model, heard_prompts, hearing_logprobs, hearing_logits, (TOKEN,))
-KINDS = {"sounds": SOUNDS, **OMNI, **VIDEOS}
+AUDIOS = Kind(save_hearing_model, heard_prompts, hearing_logprobs, hearing_logits, (TOKEN,))
+KINDS = {"audios": AUDIOS, **OMNI, **VIDEOS}
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -103,7 +103,7 @@ def test_the_packed_forward_is_that_of_the_whole_model(tmp_path: Path, name: str
     as_the_whole(model, whole, rows, partial(kind.logprobs, whole, tmp_path), share, learns)
 
 
-@pytest.mark.parametrize("name", ["sounds", *OMNI])
+@pytest.mark.parametrize("name", ["audios", *OMNI])
 def test_a_critic_sees_and_hears_what_the_whole_model_does(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
     whole, form = kind.save(tmp_path), form_of(tmp_path)
@@ -115,10 +115,10 @@ def test_a_critic_sees_and_hears_what_the_whole_model_does(tmp_path: Path, name:
 def test_the_engine_draws_what_the_whole_model_would(tmp_path: Path, name: str) -> None:
     """A folder of an omni model also holds what speaks."""
     kind, speaks = KINDS[name], {"speaks": True} if name in OMNI else {}
-    whole, rtol = kind.save(tmp_path, **speaks), 1e-5 if name == "sounds" else 0.0
+    whole, rtol = kind.save(tmp_path, **speaks), 1e-5 if name == "audios" else 0.0
     told, prompts = partial(kind.logprobs, whole, tmp_path), kind.prompts(form_of(tmp_path))
     drawn = engine_as_the_whole(tmp_path, prompts, told, kind.ends, rtol)
-    if name == "sounds":
+    if name == "audios":
         (one, said), (other, differs) = drawn[4], drawn[6]
-        assert one.prompt == other.prompt  # of two sounds
+        assert one.prompt == other.prompt  # of two audios
         assert said.logprobs != differs.logprobs

@@ -7,7 +7,7 @@ from training_cases import CASES, LoraSpec, run_case
 
 from ppojob_trainer.models.experts import grouped_product
 from ppojob_trainer.models.state_dict import named_full_tensors
-from ppojob_trainer.parallel.offload import HostMemory
+from ppojob_trainer.parallel.offload import HostBuffers
 from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
@@ -70,7 +70,7 @@ def test_recomputed_and_offloaded_the_bits_are_those_of_a_plain_update(
 
 def test_what_leaves_a_gpu_gives_its_memory_back_and_comes_back_as_it_was(strict_gpu):
     base = torch.randn(2**22, device=strict_gpu)
-    part, kept, host = base[100:500].view(20, 20).t(), base.clone(), HostMemory()
+    part, kept, host = base[100:500].view(20, 20).t(), base.clone(), HostBuffers()
     before = torch.cuda.memory_allocated()
     host.offload([base])
     assert torch.cuda.memory_allocated() <= before - 2**24

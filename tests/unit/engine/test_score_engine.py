@@ -11,7 +11,7 @@ from tiny_models import NAMES, TWO_LAYERS, noise, save_model, save_tokenizer
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.pictures import packed
+from ppojob_trainer.data.media.images import packed
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.errors import ConfigError, RewardFailed
@@ -92,7 +92,7 @@ def test_scores_are_those_of_transformers(tmp_path, family):
     assert our_scores(folder, []) == []
 
 
-def test_pictures_are_scored_as_the_whole_model_sees_them(tmp_path):
+def test_images_are_scored_as_the_whole_model_sees_them(tmp_path):
     """A head that is a row of the output layer scores a text by its logit."""
     before, folder = tmp_path / "model", tmp_path / "scorer"
     whole = save_seeing_model(before, "internvl")
@@ -108,18 +108,18 @@ def test_pictures_are_scored_as_the_whole_model_sees_them(tmp_path):
     files = packed([noise(1, (40, 20))])
     answers = [Answer(asked, "red", files), Answer([{"role": "user", "content": "1+1"}], "2")]
 
-    def score_of(ids: list[int], pictures: bytes) -> float:
+    def score_of(ids: list[int], images: bytes) -> float:
         with torch.no_grad():
             last = torch.zeros(1).long()
-            return whole_logits(whole, folder, torch.tensor(ids), pictures, last)[0, 7].item()
+            return whole_logits(whole, folder, torch.tensor(ids), images, last)[0, 7].item()
 
     with ChatTokenizer(folder) as chat:
-        texts, end = [], chat.pictures.end
+        texts, end = [], chat.images.end
         for answer in answers:
             told = [*answer.prompt, {"role": "assistant", "content": answer.response}]
             (ids,) = chat.encode_chats([told], open_turn=False)
-            texts.append(chat.pictures.expanded(ids, answer.pictures))
-    expected = [score_of(ids, one.pictures) for ids, one in zip(texts, answers, strict=True)]
+            texts.append(chat.images.expanded(ids, answer.images))
+    expected = [score_of(ids, one.images) for ids, one in zip(texts, answers, strict=True)]
     assert our_scores(folder, answers) == pytest.approx(expected, abs=1e-5)
     seen = texts[0].index(end) + 1
     cut = score_of(texts[0][:seen] + texts[0][seen + 2 :], files)
@@ -133,7 +133,7 @@ def test_pictures_are_scored_as_the_whole_model_sees_them(tmp_path):
         items = [ModelScoreItem(0, 2, msgspec.json.encode(prompt), files)]
         sent = stages._score(ScoreByModel(batch, items, began=0.0)).scores
     assert sent == pytest.approx([expected[0]] * 2, abs=1e-5)
-    text = Answer(asked, "a ~", files)  # of whose tokens the last is no picture
+    text = Answer(asked, "a ~", files)  # of whose tokens the last is no image
     assert our_scores(folder, [text]) != our_scores(folder, answers[:1])
     with pytest.raises(ConfigError, match=f"^rewardModel: answer 0: got {seen} tokens up to "):
         our_scores(folder, answers, max_tokens=seen)

@@ -19,7 +19,7 @@ from ppojob_trainer.engine.optimizer import (
 )
 from ppojob_trainer.engine.stochastic_rounding import round_into
 from ppojob_trainer.parallel.boxes import Box
-from ppojob_trainer.parallel.offload import HostMemory
+from ppojob_trainer.parallel.offload import HostBuffers
 
 RATE, DECAY, BETAS, EPSILON = 0.1, 0.01, (0.9, 0.999), 1e-8
 
@@ -73,7 +73,7 @@ def test_adamw_of_such_moments_is_its_formula_with_moments_rounded() -> None:
         moments_dtype="bfloat16",
     )
     results = []
-    for host in (None, HostMemory()):
+    for host in (None, HostBuffers()):
         generator = torch.Generator().manual_seed(0)
         model = nn.ParameterDict(
             {name: torch.randn(4, 3, generator=generator) for name in ("first", "second")}

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ppojob_trainer.engine.weight_average import WeightAverage
-from ppojob_trainer.parallel.offload import HostMemory
+from ppojob_trainer.parallel.offload import HostBuffers
 
 DECAY = 0.75
 
@@ -17,7 +17,7 @@ def test_an_average_follows_the_weights_wherever_it_lies() -> None:
         "second": nn.Parameter(torch.randn(5, generator=generator).bfloat16()),
     }
     expected = {name: weight.detach().double() for name, weight in weights.items()}
-    host = HostMemory()
+    host = HostBuffers()
     averages = [WeightAverage(weights, DECAY, one) for one in (None, host)]
     for average in averages:
         average.begin()

@@ -8,7 +8,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as BY_TOKENS,
 )
 
-from ppojob_trainer.data.media.sound_form import MODELS
+from ppojob_trainer.data.media.audio_form import MODELS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
 from ppojob_trainer.models.kinds import TEXTS, TOKENS
@@ -29,7 +29,7 @@ def row(model_type: str, family: Family) -> str:
 
 
 def seen(whole: str) -> str:
-    """Whether a whole gets audio, or pictures: whether it has a tower for them."""
+    """Whether a whole gets audio, or images: whether it has a tower for them."""
     return "audio" if whole in MODELS else "yes" if whole in TOWERS else "no"
 
 

@@ -60,7 +60,7 @@ def test_whether_the_embedding_is_the_output_layer_the_thinker_says(tmp_path, ki
 @pytest.mark.parametrize("speaks", [True, False])
 @pytest.mark.parametrize("has_adapters", [True, False])
 def test_an_export_is_the_folder_again(tmp_path: Path, kind: str, speaks: bool, has_adapters: bool):
-    """What speaks is in it as it was, with its voices, and the sound of it in its own type."""
+    """What speaks is in it as it was, with its voices, and the audio of it in its own type."""
     folder, target = tmp_path / "model", tmp_path / "export"
     save_omni_model(folder, kind, speaks=speaks)
     before = load_file(folder / "model.safetensors")

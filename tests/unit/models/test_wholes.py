@@ -8,12 +8,12 @@ from padded_reference import pixels_of
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from seeing_models import save_seeing_model, tried, whole_class
-from tiny_models import picture
+from tiny_models import image
 from whole_models import WHOLES, save_whole
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.image_forms import read_form
 from ppojob_trainer.models import families
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import sizes_of
@@ -149,7 +149,7 @@ def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: str) -> None:
         for with_tower in (False, True):
             tower = tower_of(load_model(tmp_path, with_tower=with_tower))
             assert tower is not None
-            said += [one.detach() for one in tower.encode([picture("red")])]
+            said += [one.detach() for one in tower.encode([image("red")])]
     assert all(torch.equal(one, said[0]) for one in said)
 
 
@@ -174,9 +174,9 @@ def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(tmp_pat
     model = load_model(folder, with_tower=learns)
     tower = tower_of(model)
     assert tower is not None
-    (seen,) = tower.encode([picture("red")])
+    (seen,) = tower.encode([image("red")])
     whole = whole_class(name).from_pretrained(folder)
-    (expected,) = whole.get_image_features(**pixels_of(folder, [picture("red")])).pooler_output
+    (expected,) = whole.get_image_features(**pixels_of(folder, [image("red")])).pooler_output
     torch.testing.assert_close(seen, expected, rtol=0, atol=1e-6)
     export_model(target, hf_named_tensors(model), model_folder=folder, dtype=torch.float32)
     exported = load_file(target / "model.safetensors")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ppojob_trainer.parallel.offload import HostMemory, Resident, saved_on_host
+from ppojob_trainer.parallel.offload import HostBuffers, OffloadableWeights, saved_on_host
 
 
 @pytest.fixture
@@ -10,7 +10,7 @@ def base():
 
 
 def test_views_of_a_storage_leave_and_come_back_together(base):
-    host, part = HostMemory(), base[4:10].view(2, 3).t()
+    host, part = HostBuffers(), base[4:10].view(2, 3).t()
     expected, whole = part.clone(), base.clone()
     host.offload([part, base])
     assert base.untyped_storage().nbytes() == 0
@@ -24,7 +24,7 @@ def test_views_of_a_storage_leave_and_come_back_together(base):
 
 
 def test_what_changed_meanwhile_is_taken_anew_to_the_same_place(base):
-    host = HostMemory()
+    host = HostBuffers()
     host.offload([base])
     place = host.view(base).data_ptr()
     host.load([base])
@@ -37,7 +37,7 @@ def test_what_changed_meanwhile_is_taken_anew_to_the_same_place(base):
 
 
 def test_a_tensor_that_is_there_is_given_as_it_is(base):
-    host = HostMemory()
+    host = HostBuffers()
     assert host.view(base) is base
     assert host.on_device(base) is base
     empty = torch.empty(0, 3)
@@ -48,7 +48,7 @@ def test_a_tensor_that_is_there_is_given_as_it_is(base):
 @pytest.mark.parametrize("leaves", [True, False])
 def test_gradients_go_with_the_weights_that_leave(leaves):
     weight = torch.nn.Parameter(torch.ones(3))
-    resident = Resident([weight], may_offload=leaves)
+    resident = OffloadableWeights([weight], may_offload=leaves)
     weight.grad = torch.ones(3)
     resident.offload()
     assert (weight.untyped_storage().nbytes() == 0) == leaves

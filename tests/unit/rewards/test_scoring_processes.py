@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_process_that_somebody_kills_costs_nothing(source: Source, tmp_path: Path) -> None:
-    """The signal comes from outside and in the middle of a call; the call itself is sound."""
+    """The signal comes from outside and in the middle of a call; the call itself is audio."""
     marker = tmp_path / "pid"
     spec = source(
         f"path = {str(marker)!r}\n"

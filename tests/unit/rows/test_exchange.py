@@ -27,8 +27,8 @@ def batch_of(index: BatchIndex) -> Experience:
         prompts=[torch.arange(n) + 1000 * p for p, n in enumerate(index.prompt_lengths)],
         row_groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
-        pictures=[bytes(range(p, p + n)) for p, n in enumerate(index.picture_bytes)],
-        later_pictures=[bytes([row % 256] * n) for row, n in enumerate(index.later_picture_bytes)],
+        images=[bytes(range(p, p + n)) for p, n in enumerate(index.image_bytes)],
+        later_images=[bytes([row % 256] * n) for row, n in enumerate(index.later_image_bytes)],
         teacher_prompts=[
             torch.arange(n) - 1000 * p for p, n in enumerate(index.teacher_prompt_lengths)
         ],
@@ -48,8 +48,8 @@ def assert_same(got: Experience, expected: Experience, columns: tuple[str, ...])
     assert got.lengths.tolist() == expected.lengths.tolist()
     assert got.row_groups.tolist() == expected.row_groups.tolist()
     assert [p.tolist() for p in got.prompts] == [p.tolist() for p in expected.prompts]
-    assert got.pictures == expected.pictures
-    assert got.later_pictures == expected.later_pictures
+    assert got.images == expected.images
+    assert got.later_images == expected.later_images
     assert [p.tolist() for p in got.teacher_prompts] == [
         p.tolist() for p in expected.teacher_prompts
     ]

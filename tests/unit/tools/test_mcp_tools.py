@@ -13,7 +13,7 @@ from tool_calls import ask, problems_of, turn_of
 from ppojob_api.manifest import read_bytes
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_cli.main import main
-from ppojob_trainer.data.media.pictures import unpacked
+from ppojob_trainer.data.media.images import unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages.agents import ToolCall
 from ppojob_trainer.tools.pool import ToolPool
@@ -73,8 +73,8 @@ def test_a_server_over_http_from_its_address_to_its_answers(serve: Serve) -> Non
         found = ask(pool, "town_people", '{"town": "Ulm"}')
         assert found.failure == ""
         assert '"Ulm": 1' in found.text
-        drawn = ask(pool, "draw", pictures=[])
-        assert (drawn.text, unpacked(drawn.pictures)) == ("", [b"P1 1 1 0"])
+        drawn = ask(pool, "draw", images=[])
+        assert (drawn.text, unpacked(drawn.images)) == ("", [b"P1 1 1 0"])
         slow = ask(pool, "waits", '{"seconds": 30}')
         assert (slow.failure, slow.seconds < 20) == ("timeout", True)
         assert ask(pool, "add", '{"a": 1, "b": 1}').text == "2", "a new child goes on"

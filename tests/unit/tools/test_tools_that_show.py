@@ -9,10 +9,10 @@ from PIL import Image
 from tool_calls import ask
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.media.pictures import MOST_BYTES, encoded, opened, unpacked
+from ppojob_trainer.data.media.image_cells import BadImage, read_images
+from ppojob_trainer.data.media.images import MOST_BYTES, encoded, opened, unpacked
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenImage
 from ppojob_trainer.tools.answers import read_answer, response
 from ppojob_trainer.tools.built_in.zoom import within
 from ppojob_trainer.tools.custom import returned
@@ -21,20 +21,20 @@ from ppojob_trainer.tools.verl_names import ToolResponse
 
 IMAGE = Image.radial_gradient("L").resize((64, 40)).convert("RGB")
 PNG = encoded(IMAGE)
-SEEN = SeenPicture(PNG, 128, 80)
+SEEN = SeenImage(PNG, 128, 80)
 TOOLS = '''
 from PIL import Image
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
 def left(part: float, images: list):
-    """Shows the left part of the last picture."""
+    """Shows the left part of the last image."""
     width, height = images[-1].size
     assert images[-1].info["seen_size"] == (128, 80)
     return images[-1].crop((0, 0, round(width * part), height)), 0.5
 
 def bad():
-    """Shows what is no picture."""
+    """Shows what is no image."""
     return ToolResponse(image=[b"GIF8"])
 
 def dot():
@@ -80,10 +80,10 @@ def test_what_it_may_not(value: object) -> None:
 
 def test_a_file_that_asks_for_gigabytes_is_not_opened() -> None:
     bomb = encoded(Image.new("L", (9_500, 9_500)))
-    with pytest.raises(BadPicture, match="exceeds limit"):
-        read_pictures([{"bytes": bomb}])
-    with pytest.raises(BadPicture, match="unknown picture format"):
-        read_pictures([{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}])
+    with pytest.raises(BadImage, match="exceeds limit"):
+        read_images([{"bytes": bomb}])
+    with pytest.raises(BadImage, match="unknown image format"):
+        read_images([{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}])
 
 
 def is_valid(left: float, top: float, right: float, bottom: float) -> bool:
@@ -138,7 +138,7 @@ def test_a_box_is_that_of_verls_tool() -> None:
 
 
 @pytest.mark.processes
-def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
+def test_tools_are_given_the_images_of_a_row(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     number = {"type": "object", "properties": {"part": {"type": "number"}}, "required": ["part"]}
 
@@ -151,14 +151,14 @@ def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
     box = '{"bbox_2d": [64, 0, 128, 40], "label": "dot"}'
     with ToolPool(AgentSpec.model_validate({"tools": tools})) as pool:
         answers = {
-            name: ask(pool, name, asked, pictures=[SEEN])
+            name: ask(pool, name, asked, images=[SEEN])
             for name, asked in (
                 ("left", '{"part": 0.25}'),
                 ("Turned", "{}"),
                 ("image_zoom_in_tool", box),
             )
         }
-        shown = {name: opened(*unpacked(one.pictures)) for name, one in answers.items()}
+        shown = {name: opened(*unpacked(one.images)) for name, one in answers.items()}
         assert shown["left"].tobytes() == IMAGE.crop((0, 0, 16, 40)).tobytes()
         assert (answers["left"].text, answers["left"].reward) == ("", 0.5)
         assert shown["Turned"].tobytes() == IMAGE.rotate(180).tobytes()
@@ -166,15 +166,15 @@ def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
         assert shown["image_zoom_in_tool"].tobytes() == IMAGE.crop((32, 0, 64, 20)).tobytes()
         told = "Zoomed in on the image to the region [64, 0, 128, 40] with label dot."
         assert answers["image_zoom_in_tool"].text == told
-        wrong = ask(pool, "image_zoom_in_tool", '{"bbox_2d": [9, 9, 9, 9]}', pictures=[SEEN])
-        assert (wrong.reward, wrong.failure, wrong.pictures) == (-0.05, "", b"")
-        assert ask(pool, "Turned", pictures=[]).text == "none"
-        full = SeenPicture(bytes(MOST_BYTES), 8, 8)
+        wrong = ask(pool, "image_zoom_in_tool", '{"bbox_2d": [9, 9, 9, 9]}', images=[SEEN])
+        assert (wrong.reward, wrong.failure, wrong.images) == (-0.05, "", b"")
+        assert ask(pool, "Turned", images=[]).text == "none"
+        full = SeenImage(bytes(MOST_BYTES), 8, 8)
         for name, held, words in (
-            ("bad", [], "unknown picture format"),
-            ("dot", [full], "bytes of pictures in a row"),
+            ("bad", [], "unknown image format"),
+            ("dot", [full], "bytes of images in a row"),
             ("dot", None, "critic or reference takes none after the prompt"),
         ):
-            answer = ask(pool, name, pictures=held)
+            answer = ask(pool, name, images=held)
             assert answer.failure == "raised"
             assert words in answer.text

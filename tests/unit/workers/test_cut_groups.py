@@ -15,8 +15,8 @@ INDEX = BatchIndex(
     lengths=(4, 1, 7, 1, 2, 2, 9, 3),
     samples=4,
     owners=(2, 0),
-    picture_bytes=(2, 0),
-    later_picture_bytes=(0, 1, 0, 2, 0, 0, 3, 1),
+    image_bytes=(2, 0),
+    later_image_bytes=(0, 1, 0, 2, 0, 0, 3, 1),
     teacher_prompt_lengths=(1, 5, 2, 1, 1, 1, 3, 1),
 )
 RANKS = 4
@@ -36,8 +36,8 @@ def rows_of(positions: tuple[int, ...]) -> Experience:
         advantages=tokens / 11.0,
         experts=tokens.to(torch.int16).view(-1, 1, 1),
         prompt_experts=of_prompts.to(torch.int16).view(-1, 1, 1),
-        pictures=[b"ab", b""],
-        later_pictures=[bytes([row] * size) for row, size in enumerate(INDEX.later_picture_bytes)],
+        images=[b"ab", b""],
+        later_images=[bytes([row] * size) for row, size in enumerate(INDEX.later_image_bytes)],
         teacher_prompts=[
             torch.arange(n) - 1000 * row for row, n in enumerate(INDEX.teacher_prompt_lengths)
         ],
@@ -52,14 +52,14 @@ def at(link: QueueLink, costs: GroupCosts = COSTS) -> BatchRows:
 
 
 def every_row(parts: list[Experience]) -> list[tuple[object, ...]]:
-    """Prompts, tokens, experts of the prompt and pictures of all rows, in order of their tokens."""
+    """Prompts, tokens, experts of the prompt and images of all rows, in order of their tokens."""
     found = []
     for part in parts:
         for row in range(part.num_rows):
             one = part.select([row])
             experts = [] if one.prompt_experts is None else one.prompt_experts.flatten().tolist()
             tokens = one.response_tokens.tolist()
-            shown = one.pictures[0], one.later_pictures[0]
+            shown = one.images[0], one.later_images[0]
             prompts = one.prompts[0].tolist(), one.teacher_prompts[0].tolist()
             found.append((tokens, *prompts, experts, *shown))
     return sorted(found)

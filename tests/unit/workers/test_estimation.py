@@ -7,7 +7,7 @@ from lone_role import grpo_spec, rows_alone
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.step_plan import needs_old_logprobs
-from ppojob_trainer.data.media.pictures import LaterPicture
+from ppojob_trainer.data.media.images import LaterImage
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
@@ -432,15 +432,15 @@ def test_only_a_sampled_divergence_reads_what_was_likely_before():
 
 
 def test_turns_that_began_from_the_same_are_compared():
-    """Tokens and pictures that were given tell it; a row of one turn began from its prompt."""
-    turn, seen = (1, 2), (LaterPicture(2, b"one"),)
+    """Tokens and images that were given tell it; a row of one turn began from its prompt."""
+    turn, seen = (1, 2), (LaterImage(2, b"one"),)
     talks = [
         Trajectory(
             (Segment(turn, (-1.0,) * 2, 0), Segment(given), Segment(turn, (-1.0,) * 2, 0)),
             "stop",
-            pictures=pictures,
+            images=images,
         )
-        for given, pictures in (
+        for given, images in (
             ((7, 8), ()),
             ((7, 8), ()),
             ((7,), ()),

@@ -5,7 +5,7 @@ from queue_link import QueueLink, Queues, all_at_once
 
 from ppojob_trainer.controller.batch import spread
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import Interaction, PromptTokens, TransferRows
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.workers.row_channels import GeneratedRows, receive_rows, send_rows
 
@@ -35,7 +35,7 @@ def made(purpose: str, first: int, last: int) -> GeneratedRows:
 def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> None:
     runs = spread(prompts, makers)
     names = [BatchName(0, 1, purpose) for purpose in SAMPLES]
-    request = HandOver("", names, runs, spread(prompts, owners))
+    request = TransferRows("", names, runs, spread(prompts, owners))
 
     def take(link: QueueLink) -> list[GeneratedRows]:
         return receive_rows(link, request, link.member, first_sender=owners)

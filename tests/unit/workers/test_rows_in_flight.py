@@ -74,7 +74,7 @@ class CountingEngine:
 class Calls:
     """A form of conversations whose every turn calls a tool, whose answer counts on."""
 
-    pictures = None
+    images = None
 
     def parse(self, written) -> Turn:
         return Turn((ToolCall("count", str(written[-1])),))

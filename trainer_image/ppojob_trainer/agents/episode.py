@@ -19,9 +19,9 @@ import msgspec
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.media.pictures import (
-    LaterPicture,
-    is_picture,
+from ppojob_trainer.data.media.images import (
+    LaterImage,
+    is_image,
     packed,
     unpacked,
     with_hashed_parts,
@@ -32,7 +32,7 @@ from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
 from ppojob_trainer.rollout.structured_output import GrammarError, json_grammar
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import (
-    SeenPicture,
+    SeenImage,
     ToolAnswer,
     ToolCall,
     reached_environment,
@@ -61,7 +61,7 @@ class Episode:
     # Answers the turns that call no tool; None: such a turn ends the row.
     user: Interaction | None = None
     place: str = ""  # name for people: step, prompt and sample
-    pictures: bytes = b""  # those of the prompt, packed by `data.pictures.packed`
+    images: bytes = b""  # those of the prompt, packed by `data.images.packed`
     tools: Sequence[str] = ()
     # Its progress; a row that an earlier phase began continues from that state.
     state: RowState = field(default_factory=RowState)
@@ -69,8 +69,8 @@ class Episode:
     def __post_init__(self) -> None:
         if self.state.conversation is None and self.user is not None:
             prompt, drawn = _messages(self.user.prompt), self.sampling
-            if self._is_program and self._form.pictures is not None:
-                files = [file for file in unpacked(self.pictures) if is_picture(file)]
+            if self._is_program and self._form.images is not None:
+                files = [file for file in unpacked(self.images) if is_image(file)]
                 prompt = with_hashed_parts(prompt, files)
             named = {"temperature": drawn.temperature, "top_p": drawn.top_p}
             sampling = named if self._is_program else {}
@@ -104,40 +104,40 @@ class Episode:
         if begun and sampling.grammar is not None:
             sampling = replace(sampling, grammar=replace(sampling.grammar, before=begun))
         before = self.prompt if state.contexts == 1 else ()
-        begin, shown = self._shown_pictures
+        begin, shown = self._shown_images
         read = state.segments[state.context :]
         return Request(
             request_id=f"{self.name}/{state.turns}" if state.turns else self.name,
             prompt=(*before, *(token for segment in read for token in segment.tokens)),
             sampling=sampling,
             seed=self.seed_of(sum(segment.is_trained for segment in state.segments)),
-            pictures=self._pictures,
+            images=self._images,
             later=tuple(len(before) + one.start - begin for one in shown),
         )
 
-    def seen_by(self, calls: Sequence[ToolCall]) -> list[SeenPicture] | None:
-        """Return the pictures that go with calls; None if they cannot show it any.
+    def seen_by(self, calls: Sequence[ToolCall]) -> list[SeenImage] | None:
+        """Return the images that go with calls; None if they cannot show it any.
 
         Tools get those of its context so far, a program those of the prompt.
         """
-        form = self._form.pictures
+        form = self._form.images
         if form is None or (calls[0].to_user and not self._is_program):
             return None
-        shown = self.pictures if self._is_program else self._pictures
-        files = [file for file in unpacked(shown) if is_picture(file)]
-        return [SeenPicture(file, *form.size_of(file)) for file in files]
+        shown = self.images if self._is_program else self._images
+        files = [file for file in unpacked(shown) if is_image(file)]
+        return [SeenImage(file, *form.size_of(file)) for file in files]
 
     @property
-    def _shown_pictures(self) -> tuple[int, list[LaterPicture]]:
-        """Return where the context begins in the response, and its pictures after a prompt."""
+    def _shown_images(self) -> tuple[int, list[LaterImage]]:
+        """Return where the context begins in the response, and its images after a prompt."""
         begin = _tokens(self.state.segments[: self.state.context])
         return begin, [one for one in self.state.shown if one.start >= begin]
 
     @property
-    def _pictures(self) -> bytes:
-        """Return all pictures of its context."""
-        of_prompt = self.pictures if self.state.contexts == 1 else b""
-        files = [one.file for one in self._shown_pictures[1]]
+    def _images(self) -> bytes:
+        """Return all images of its context."""
+        of_prompt = self.images if self.state.contexts == 1 else b""
+        files = [one.file for one in self._shown_images[1]]
         return packed([*unpacked(of_prompt), *files]) if files else of_prompt
 
     def add_response(self, response: Finished) -> Turn:
@@ -233,7 +233,7 @@ class Episode:
         texts = [answer.text for answer in answers]
         for text in texts:
             self._record("tool", text)
-        held = [answer.pictures for answer in answers]
+        held = [answer.images for answer in answers]
         given = self._form.encode_answers(self.state.written, calls, texts, held)
         self._append_given(given, [file for one in held for file in unpacked(one)])
         return answers
@@ -284,7 +284,7 @@ class Episode:
         opens, wrong = not conversation.user_turns, ""
         given: list[int] = []
         try:
-            given = self._form.encode_request(state.written, request, answer.pictures)
+            given = self._form.encode_request(state.written, request, answer.images)
             if request.json_schema:
                 json_grammar(request.json_schema, self._form.chat).matcher().allowed(0)
         except (BadChatTemplate, GrammarError) as refused:
@@ -300,7 +300,7 @@ class Episode:
             return answer
         conversation.add_request(request)
         add = self._begin_context if request.begins_context else self._append_given
-        add(given, unpacked(answer.pictures))
+        add(given, unpacked(answer.images))
         return answer
 
     def _refused(self, answer: ToolAnswer, why: str) -> ToolAnswer:
@@ -335,10 +335,10 @@ class Episode:
             state.finish_reason = "length"
             return False
         if shown:
-            form = self._form.pictures
-            assert form is not None, "the model takes pictures of tools"
+            form = self._form.images
+            assert form is not None, "the model takes images of tools"
             places = [tokens + start for start, *_ in form.places(given, packed(shown))]
-            state.shown += map(LaterPicture, places, shown)
+            state.shown += map(LaterImage, places, shown)
         if given:
             state.segments.append(Segment(tuple(given), begins_context=begins_context))
         state.turn_began = len(state.segments)
@@ -379,7 +379,7 @@ class Episode:
             b"" if self.form is None else msgspec.json.encode(self.figures),
             tool_seconds=sum(answer.seconds for answer in state.answers),
             experts=state.experts_before + state.experts,
-            pictures=tuple(state.shown),
+            images=tuple(state.shown),
         )
 
     @property
@@ -420,4 +420,4 @@ def _tokens(segments: Sequence[Segment]) -> int:
 
 
 def _without_words(answer: ToolAnswer) -> ToolAnswer:
-    return msgspec.structs.replace(answer, text="", pictures=b"", context=b"", asked=b"")
+    return msgspec.structs.replace(answer, text="", images=b"", context=b"", asked=b"")

@@ -12,7 +12,7 @@ from ppojob_api.well_known import SEARCH_TOOL
 from ppojob_trainer.parallel.collectives import broadcast_in_engine
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
-from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenImage, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.methods import ACT
@@ -48,12 +48,12 @@ class RemoteTools:
         number: int,
         turn: int,
         calls: Sequence[ToolCall],
-        pictures: list[SeenPicture] | None = None,
+        images: list[SeenImage] | None = None,
         before: Sequence[ToolCall] = (),
     ) -> Started | None:
         """Send the calls, at least one, of a row that had `turn` answers before.
 
-        Only the first rank of an engine sends. `pictures` are those of the row so far; None if
+        Only the first rank of an engine sends. `images` are those of the row so far; None if
         tools cannot show it any. `before` are the earlier calls to the row's environment.
         """
         if not self.world.leads_engine:
@@ -66,7 +66,7 @@ class RemoteTools:
             if not mine:
                 continue
             own = [self._with_arguments(calls[place], prompt) for place in mine]
-            seen = None if peers is self.retrievers else pictures
+            seen = None if peers is self.retrievers else images
             earlier = [] if peers is self.retrievers else before
             act = Act(batch, row, turn, own, prompt.tools, seen, list(earlier))
             requests.append(self._call(label, peers[row % len(peers)], act))

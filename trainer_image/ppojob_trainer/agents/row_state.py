@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from ppojob_trainer.data.media.pictures import LaterPicture
+from ppojob_trainer.data.media.images import LaterImage
 from ppojob_trainer.rollout.protocol import FinishReason
 from ppojob_trainer.rollout.trajectory import Segment
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
@@ -27,7 +27,7 @@ class RowState:
     answers: list[ToolAnswer] = field(default_factory=list)
     of_user: list[ToolAnswer] = field(default_factory=list)  # of its user simulator, likewise
     conversation: Conversation | None = None
-    shown: list[LaterPicture] = field(default_factory=list)
+    shown: list[LaterImage] = field(default_factory=list)
     # Calls that its environment has answered, in order.
     acted: list[ToolCall] = field(default_factory=list)
     score: ToolAnswer | None = None  # of its environments at its end, as a reward

@@ -11,8 +11,8 @@ import msgspec
 from ppojob_api.problem import shown
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import HASH, behind_pictures, packed, unpacked
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.images import HASH, behind_images, packed, unpacked
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
@@ -40,8 +40,8 @@ class ChatForm:
     template: TurnTemplate
     form: Format
     tools: Tools
-    pictures: PictureForm | None = None
-    """Picture format for pictures from tools; None if they cannot show any."""
+    images: ImageForm | None = None
+    """Image format for images from tools; None if they cannot show any."""
 
     def parse(self, tokens: Sequence[int]) -> Turn:
         """Parse what follows a turn; text that names no tool is no call, as in verl."""
@@ -80,19 +80,19 @@ class ChatForm:
         return {"role": "assistant", "content": content, "tool_calls": written_calls}
 
     def encode_request(
-        self, written: Sequence[int], request: ModelRequest, pictures: bytes = b""
+        self, written: Sequence[int], request: ModelRequest, images: bytes = b""
     ) -> list[int]:
-        """Return the tokens of a program's request; `pictures` are those of its messages."""
-        ids, count = self._encode_texts(written, request), len(unpacked(pictures))
+        """Return the tokens of a program's request; `images` are those of its messages."""
+        ids, count = self._encode_texts(written, request), len(unpacked(images))
         if not count:
             return ids
-        if self.pictures is None or ids.count(self.pictures.token) != count:
+        if self.images is None or ids.count(self.images.token) != count:
             why = "the chat template does not show each of them once"
-            raise self.template.refusal(f"messages with {count} pictures", why)
-        return self.pictures.expanded(ids, pictures)
+            raise self.template.refusal(f"messages with {count} images", why)
+        return self.images.expanded(ids, images)
 
     def _encode_texts(self, written: Sequence[int], request: ModelRequest) -> list[int]:
-        """Return the tokens of a request, one for each picture."""
+        """Return the tokens of a request, one for each image."""
         messages, tools = [_without_hashes(one) for one in request.messages], request.tools
         if not messages:
             return []
@@ -131,28 +131,28 @@ class ChatForm:
         written: Sequence[int],
         calls: Sequence[ToolCall],
         answers: Sequence[str],
-        pictures: Sequence[bytes] = (),
+        images: Sequence[bytes] = (),
     ) -> list[int]:
-        """Return the tokens of the answers, (calls,) texts of the tools, each after its pictures.
+        """Return the tokens of the answers, (calls,) texts of the tools, each after its images.
 
         Some templates also write the name or id of the answered call.
         """
         if self.form.answer is not None:
             # A tool's text never becomes special tokens, not even the tokenizer's own.
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
-        shown = [unpacked(held) for held in pictures] or [[]] * len(calls)
+        shown = [unpacked(held) for held in images] or [[]] * len(calls)
         messages: list[dict[str, Json]] = [
             {
                 "role": "tool",
                 "name": call.name,
                 "tool_call_id": call.id,
-                "content": behind_pictures(answer, len(files)),
+                "content": behind_images(answer, len(files)),
             }
             for call, answer, files in zip(calls, answers, shown, strict=True)
         ]
         ids = self.template.delta(messages, self.tools, written=written)
         files = packed([file for files in shown for file in files])
-        return ids if self.pictures is None else self.pictures.expanded(ids, files)
+        return ids if self.images is None else self.images.expanded(ids, files)
 
     def encode_reply(self, written: Sequence[int], reply: str) -> list[int]:
         """Return the tokens of `Turn.reply`."""
@@ -177,7 +177,7 @@ class ChatForm:
 
 
 def _without_hashes(message: Message) -> Message:
-    """Return a message whose pictures are parts as chat templates take them."""
+    """Return a message whose images are parts as chat templates take them."""
     content = message["content"]
     if not isinstance(content, list):
         return message

@@ -20,7 +20,7 @@ from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.kinds import TEXTS, TOKENS, ModelKind
 from ppojob_trainer.models.lora import Adapter, in_peft_form
-from ppojob_trainer.parallel.boxes import Join
+from ppojob_trainer.parallel.boxes import AllGather
 
 FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
 """Permissions of all small files of an export."""
@@ -42,7 +42,7 @@ def write_adapters(
     folder: Path | None,
     adapters: Mapping[str, Adapter],
     head: Mapping[str, Tensor],
-    join: Join,
+    join: AllGather,
     form: AdapterForm,
 ) -> None:
     """Write a folder of adapters, by the names of the adapted weights, all-gathered by `join`.
@@ -99,8 +99,8 @@ def _whole(head: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, _Named]:
 
 
 def _in_peft(
-    adapters: Mapping[str, Adapter], whole: Mapping[str, _Named], join: Join, *, layers: str
-) -> tuple[dict[str, Tensor], Join]:
+    adapters: Mapping[str, Adapter], whole: Mapping[str, _Named], join: AllGather, *, layers: str
+) -> tuple[dict[str, Tensor], AllGather]:
     """Return all tensors by PEFT's names, on the meta device, and the function that gathers one."""
     held = {saved_name(name): one for name, one in whole.items()}
     for weight, adapter in adapters.items():

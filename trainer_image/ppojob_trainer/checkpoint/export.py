@@ -28,7 +28,7 @@ from ppojob_trainer.models.config_files import layers_name
 from ppojob_trainer.models.kinds import CLASSIFIERS, POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
 from ppojob_trainer.models.quantised import without_quantised
-from ppojob_trainer.parallel.boxes import Join, detached
+from ppojob_trainer.parallel.boxes import AllGather, detached
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
 CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
@@ -69,7 +69,7 @@ def export_model(
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
     kind: ModelKind = POLICY,
     overrides: Mapping[str, Json] = _NO_CHANGES,
-    wrap_join: Callable[[Join], Join] = lambda join: join,
+    wrap_join: Callable[[AllGather], AllGather] = lambda join: join,
 ) -> None:
     """Write a model folder: with LoRA the merged weights, and the adapters in a subfolder.
 
@@ -176,7 +176,7 @@ def _write_weights(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     max_file_bytes: int,
-    join: Join,
+    join: AllGather,
 ) -> None:
     files = plan_files(tensors, dtype, max_file_bytes)
     metadata = {"format": "pt"}  # transformers refuses a file without this metadata
@@ -248,7 +248,7 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
             durable.write_file(target / path.name, path.read_bytes(), FILE_POINT)
 
 
-def _merging(adapters: Mapping[str, Adapter]) -> Join:
+def _merging(adapters: Mapping[str, Adapter]) -> AllGather:
     """Return a `Join` that merges adapters in float32, and leaves other weights."""
 
     def merged(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -268,7 +268,7 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
     return found
 
 
-def _but(frozen: Mapping[str, Tensor], untrained: UntrainedParts, merge: Join) -> Join:
+def _but(frozen: Mapping[str, Tensor], untrained: UntrainedParts, merge: AllGather) -> AllGather:
     """Return a `Join` that only dequantizes frozen tensors, and uses `merge` for others."""
 
     def stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -27,7 +27,7 @@ from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.manifest import CHUNK_BYTES, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
-from ppojob_trainer.parallel.boxes import Box, Join, box_of, detached, full_tensor, local_part
+from ppojob_trainer.parallel.boxes import AllGather, Box, box_of, detached, full_tensor, local_part
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -63,7 +63,7 @@ def write_tensors(
     *,
     dtype: torch.dtype | None = None,
     metadata: Mapping[str, str] | None = None,
-    join: Join = join,
+    join: AllGather = join,
 ) -> tuple[int, str]:
     """Write a safetensors file in place, with fsync; not atomic, unlike its checkpoint.
 
@@ -322,7 +322,7 @@ def _chunks(
     order: list[str],
     tensors: Mapping[str, Tensor],
     stored: Mapping[str, torch.dtype],
-    join: Join,
+    join: AllGather,
 ) -> Iterator[memoryview]:
     """Yield the file's bytes in chunks of at most CHUNK_BYTES."""
     yield memoryview(header)

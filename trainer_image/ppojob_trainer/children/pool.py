@@ -36,7 +36,7 @@ class PoolClosed(ChildDied):
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Home:
+class StatefulChild:
     """The child that made the last of some calls, and has their state; none before the first."""
 
     child: BoundedProcess | None = None
@@ -55,7 +55,8 @@ class ChildPool(Closeable):
         load: loads a child; its errors, except ``ChildKilled``, go to the caller.
         memory_bytes: limit of each child's data segment; None for no limit.
         variables: names of environment variables that children inherit.
-        threads: one per child by default; more if calls wait for a `Home` while others are idle.
+        threads: one per child by default; more if calls wait for a `StatefulChild` while others
+            are idle.
 
     Attributes:
         submit: runs a function on a thread of the pool, and returns its future.
@@ -83,7 +84,7 @@ class ChildPool(Closeable):
         # Last in, first out: further children start only when they are needed.
         self._idle: list[BoundedProcess | None] = []
         self._returned = threading.Condition()
-        self._homes = weakref.WeakSet[Home]()
+        self._homes = weakref.WeakSet[StatefulChild]()
         self._threads = ThreadPoolExecutor(threads or count, thread_name_prefix="children")
         self.submit = self._threads.submit
         self._children: set[BoundedProcess] = set()
@@ -96,7 +97,9 @@ class ChildPool(Closeable):
             raise
         self._idle += [*[None] * (count - 1), first]
 
-    def call(self, request: Numbered, seconds: float, form: type[A], home: Home | None = None) -> A:
+    def call(
+        self, request: Numbered, seconds: float, form: type[A], home: StatefulChild | None = None
+    ) -> A:
         """Wait for an idle child, start it if needed, and call it.
 
         The time limit does not include the start. A child with an invalid answer is killed. With a
@@ -126,7 +129,7 @@ class ChildPool(Closeable):
                 self._idle.append(child)
                 self._returned.notify_all()
 
-    def _take(self, home: Home | None) -> BoundedProcess | None:
+    def _take(self, home: StatefulChild | None) -> BoundedProcess | None:
         """Wait for the child of a home, while it lives, or for any other."""
 
         def free() -> bool:

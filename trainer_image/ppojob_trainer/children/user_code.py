@@ -1,4 +1,4 @@
-"""User code loader: imports users' Python code in a child; loaders raise `Wrong`."""
+"""User code loader: imports users' Python code in a child; loaders raise `BadInput`."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ppojob_api.problem import printable
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,10 +29,10 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
     """Import a Python file as a module of this name; `pod` is for messages."""
     file = Path(path)
     if not file.is_file():
-        raise Wrong(path, "no such file", "a Python file")
+        raise BadInput(path, "no such file", "a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
-        raise Wrong(path, "no Python file", "a file that ends in .py")
+        raise BadInput(path, "no Python file", "a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look up their module
     try:
@@ -53,10 +53,10 @@ def load_function(path: str, name: str, module_name: str, allowed: str) -> Calla
             if callable(value) and getattr(value, "__module__", "") == module_name
         ]
         why = f"the file has no such function; it has {', '.join(own) or 'none'}"
-        raise Wrong(name, why, allowed)
+        raise BadInput(name, why, allowed)
     function: object = found[name]
     if not callable(function):
-        raise Wrong(f"{name} = {type(function).__name__}", "not callable", "a function")
+        raise BadInput(f"{name} = {type(function).__name__}", "not callable", "a function")
     return function
 
 
@@ -68,7 +68,7 @@ def load_packaged(package: str, *, pod: str) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{package}.".startswith(f"{missing}."):
             raise _import_problem(package, error, pod) from None
-        raise Wrong(
+        raise BadInput(
             package,
             "no such module is installed",
             f"a module of a package in the {pod} pod's image, such as our_package.rewards",
@@ -133,16 +133,16 @@ def _last_place(path: str, error: BaseException) -> str:
     return _shown(own[-1]) if own else path
 
 
-def _import_problem(path: str, error: BaseException, pod: str) -> Wrong:
+def _import_problem(path: str, error: BaseException, pod: str) -> BadInput:
     if isinstance(error, SyntaxError):
-        return Wrong(f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python")
+        return BadInput(f"{path}:{error.lineno}", f"not Python: {error.msg}", "valid Python")
     if isinstance(error, ModuleNotFoundError):
-        return Wrong(
+        return BadInput(
             path,
             f"it imports {error.name}, which is not installed",
             f"a package of the {pod} pod's image, or a file in the same folder",
         )
-    return Wrong(
+    return BadInput(
         _last_place(path, error),
         f"importing it raised {type(error).__name__}: {printable(str(error), 200)}",
         "a file that can be imported",

@@ -15,7 +15,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.columns import INTERACTION
-from ppojob_trainer.data.media.pictures import is_picture, unpacked
+from ppojob_trainer.data.media.images import is_image, unpacked
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
@@ -107,8 +107,8 @@ class Batch:
     @property
     def index(self) -> BatchIndex:
         """Return the index of the rows and their owners."""
-        sizes = tuple(len(prompt.pictures) for prompt in self.prompts)
-        later = tuple(row.later_picture_bytes for row in self.metadata)
+        sizes = tuple(len(prompt.images) for prompt in self.prompts)
+        later = tuple(row.later_image_bytes for row in self.metadata)
         own = self.teacher_prompt_tokens or [
             len(one.teacher_token_ids) for one in self.prompts for _ in range(self.samples)
         ]
@@ -117,8 +117,8 @@ class Batch:
             lengths=tuple(self.lengths),
             samples=self.samples,
             owners=tuple(self.prompt_owners),
-            picture_bytes=sizes if any(sizes) else (),
-            later_picture_bytes=later if any(later) else (),
+            image_bytes=sizes if any(sizes) else (),
+            later_image_bytes=later if any(later) else (),
             teacher_prompt_lengths=tuple(own) if any(own) else (),
         )
 
@@ -148,7 +148,7 @@ class Batch:
                 selected_tools(prompt.extra_info),
                 interaction_of(prompt),
                 prompt.agent,
-                prompt.pictures,
+                prompt.images,
                 list(prompt.teacher_token_ids),
                 [[id_ for part in one for id_ in part.tokens] for one in prompt.answers[:given]],
             )
@@ -175,14 +175,14 @@ class Batch:
     def model_score_items(self, first: int, last: int) -> list[ModelScoreItem]:
         """Return the inputs of a reward model for rows `[first, last)`.
 
-        Clips and sounds are in the form of the policy, which a reward model may not read.
+        Clips and audios are in the form of the policy, which a reward model may not read.
         """
         return [
             ModelScoreItem(
                 begin,
                 end,
                 msgspec.json.encode(prompt.prompt),
-                prompt.pictures if all(map(is_picture, unpacked(prompt.pictures))) else b"",
+                prompt.images if all(map(is_image, unpacked(prompt.images))) else b"",
             )
             for prompt, begin, end in self._answers(first, last)
         ]

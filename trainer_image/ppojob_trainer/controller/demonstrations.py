@@ -16,7 +16,7 @@ from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.controller.rollout_stages import Draw, Rows
 from ppojob_trainer.controller.step_plan import Updates
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.pictures import packed_later
+from ppojob_trainer.data.media.images import packed_later
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import Interrupted
@@ -89,8 +89,8 @@ class Demonstrations:
             RowMetadata(
                 sum(len(part.tokens) for part in answer),
                 is_truncated=False,
-                later_picture_bytes=len(
-                    packed_later([one for part in answer for one in part.pictures])
+                later_image_bytes=len(
+                    packed_later([one for part in answer for one in part.images])
                 ),
             )
             for answer in answers
@@ -168,4 +168,4 @@ def _demonstration(row: PromptRow) -> Demonstration:
     reward = row.ground_truth if isinstance(row.ground_truth, float) else 0.0
     if isinstance(row.ground_truth, bool):
         reward = 1.0 if row.ground_truth else -1.0
-    return Demonstration(row.index, list(row.token_ids), row.answers, reward, row.pictures)
+    return Demonstration(row.index, list(row.token_ids), row.answers, reward, row.images)

@@ -8,9 +8,9 @@ import msgspec
 from ppojob_trainer.controller.batch import Batch, spread
 from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.roles import RoleGroup
-from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, HandOver, Recall
+from ppojob_trainer.rpc.messages.rollout import Generate, QueryRows, SyncEngineWeights, TransferRows
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.rpc.methods import BRING_WEIGHTS, GENERATE, HAND_OVER, RECALL
+from ppojob_trainer.rpc.methods import GENERATE, QUERY_ROWS, SYNC_ENGINE_WEIGHTS, TRANSFER_ROWS
 from ppojob_trainer.rpc.wire import RequestId
 
 Run = tuple[int, int]
@@ -64,8 +64,8 @@ class StandaloneEngines(Engines):
 
     def recall(self, batches: Sequence[Batch]) -> bool:
         """Query the owners for the metadata of their rows."""
-        roles, request = self.channels.roles, Recall(self._names(batches))
-        answers = roles.gather(roles.submit_query([self.channels.roles.owner], RECALL, request))
+        roles, request = self.channels.roles, QueryRows(self._names(batches))
+        answers = roles.gather(roles.submit_query([self.channels.roles.owner], QUERY_ROWS, request))
         rows = [one.rows for one in answers if one.rows is not None]
         if len(rows) < len(answers):
             return False
@@ -92,9 +92,9 @@ class StandaloneEngines(Engines):
         key = self._open(step)
         self.channels.call_both(
             self.group,
-            BRING_WEIGHTS,
-            lambda role: BringWeights(role, version),
-            RequestId(0, step, f"bring_weights/{version}/{self.group.attempt}"),
+            SYNC_ENGINE_WEIGHTS,
+            lambda role: SyncEngineWeights(role, version),
+            RequestId(0, step, f"sync_engine_weights/{version}/{self.group.attempt}"),
         )
         self._synced = (key, version)
 
@@ -112,9 +112,9 @@ class StandaloneEngines(Engines):
         names = self._names(batches)
         self.channels.call_both(
             self.group,
-            HAND_OVER,
-            lambda role: HandOver(role, names, makers, first.shares),
-            RequestId(0, first.step, f"{first.label}/hand_over/{key}"),
+            TRANSFER_ROWS,
+            lambda role: TransferRows(role, names, makers, first.shares),
+            RequestId(0, first.step, f"{first.label}/transfer_rows/{key}"),
         )
 
     def _open(self, step: int) -> str:

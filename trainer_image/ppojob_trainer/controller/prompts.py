@@ -13,7 +13,7 @@ from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.picture_forms import why_no_pictures
+from ppojob_trainer.data.media.image_forms import why_no_images
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -51,7 +51,7 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
             spec.model.chat_template,
             began=began,
             tools=tool_schemas(spec.agent),
-            why_no_pictures=why_no_pictures(spec),
+            why_no_images=why_no_images(spec),
         )
     )
     agents = row_agents(spec.agent)

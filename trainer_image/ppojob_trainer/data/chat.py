@@ -10,8 +10,8 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
-from ppojob_trainer.data.media.pictures import pictures_in
+from ppojob_trainer.data.media.image_forms import read_form, why_no_media
+from ppojob_trainer.data.media.images import images_in
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json
@@ -46,13 +46,13 @@ class ChatTokenizer(Closeable):
         setting: field of the resource that can name another template, for error messages.
         began: time of a template's ``strftime_now`` in UTC, in Unix seconds: the start of the run.
             Otherwise a run that is resumed on another day would have other prompts. None for now.
-        why_no_pictures: data source -> why its rows cannot have pictures; empty if they can.
+        why_no_images: data source -> why its rows cannot have images; empty if they can.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
         pad_token_id: padding token in the model's config.json; None without one.
-        pictures: media format of the model; None for text only.
-        why_no_media: why a model with a tower gets no pictures or sounds; else empty.
+        images: media format of the model; None for text only.
+        why_no_media: why a model with a tower gets no images or audios; else empty.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ChatTokenizer(Closeable):
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
         tools: Tools = (),
-        why_no_pictures: Callable[[str], str] = lambda _: "",
+        why_no_images: Callable[[str], str] = lambda _: "",
     ) -> None:
         model = Path(model_folder)
         folder = model if tokenizer_path is None else Path(tokenizer_path)
@@ -79,15 +79,15 @@ class ChatTokenizer(Closeable):
             )
         self.eos_token_ids = files.end_token_ids
         self.pad_token_id = files.pad_token_id
-        self.pictures, self.why_no_media = read_form(model), why_no_media(model)
-        self.why_no_pictures = why_no_pictures
+        self.images, self.why_no_media = read_form(model), why_no_media(model)
+        self.why_no_images = why_no_images
 
     @property
     def digest(self) -> str:
         """Return the SHA-256, in hex, of everything that determines the ids of a text."""
         inputs: list[object] = [self.source, dict(self._files.special_tokens)]
         inputs += [self._files.chat_template, *([self.tools] if self.tools else [])]
-        inputs += [self.pictures] if self.pictures else []
+        inputs += [self.images] if self.images else []
         body = msgspec.json.encode(inputs, order="sorted")
         return hashlib.sha256(body).hexdigest()
 
@@ -187,11 +187,11 @@ class ChatTokenizer(Closeable):
         if self._needs_parts():
             conversations = [_in_parts(messages) for messages in conversations]
         texts = self._renderer.render(conversations, variables, open_turn=open_turn)
-        form = self.pictures
+        form = self.images
         if form is None:
             return texts
         return [
-            form.rewritten(text) if isinstance(text, str) and pictures_in(messages) else text
+            form.rewritten(text) if isinstance(text, str) and images_in(messages) else text
             for text, messages in zip(texts, conversations, strict=True)
         ]
 

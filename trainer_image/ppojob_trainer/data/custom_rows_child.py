@@ -11,7 +11,7 @@ from ppojob_api.problem import printable, shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import load_function, raised
 from ppojob_trainer.data.custom_rows import MakeRows, RowsMade
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
@@ -35,19 +35,19 @@ def _rows_of(request: MakeRows) -> Iterator[object]:
     if isinstance(made, Iterable):
         return iter(made)
     if not hasattr(made, "__len__"):
-        raise Wrong(shown(made), "the function returns no rows", _ROWS)
+        raise BadInput(shown(made), "the function returns no rows", _ROWS)
     return (made[number] for number in range(len(made)))
 
 
 def _encoded(row: object) -> bytes:
     if not isinstance(row, Mapping):
-        raise Wrong(shown(row), "every item is one row", _ROWS)
+        raise BadInput(shown(row), "every item is one row", _ROWS)
     try:
         text = _dumps(dict(row), allow_nan=False, ensure_ascii=False, default=_plain)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         why = printable(str(error), 200)
-        raise Wrong("a row that is not JSON", why, _ROWS) from None
+        raise BadInput("a row that is not JSON", why, _ROWS) from None
 
 
 def _plain(value: Any) -> object:
@@ -68,7 +68,7 @@ def _start() -> Callable[[bytes], bytes]:
                 rows = _rows_of(request)
             else:
                 _append_rows(rows, items)
-        except Wrong as refused:
+        except BadInput as refused:
             return _encode(RowsMade(items, *refused.args))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)

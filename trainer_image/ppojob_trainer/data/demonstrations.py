@@ -19,7 +19,7 @@ from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
 from ppojob_trainer.data.columns import as_prompt, cell_of, conversation, mapping_of
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.media.pictures import LaterPicture, packed, pictures_in, with_parts
+from ppojob_trainer.data.media.images import LaterImage, images_in, packed, with_parts
 from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
 from ppojob_trainer.data.template_renderer import BadChatTemplate
@@ -160,7 +160,7 @@ class Demonstrations:
         """Tokenise the answers to a prompt; messages after the last assistant turn are dropped.
 
         Returns the token ids of the prompt, unchanged, and the parts of each answer by author.
-        `later` are the pictures after the prompt, at the marks of the answer.
+        `later` are the images after the prompt, at the marks of the answer.
         """
         return ids, [self._answer(prompt, messages, inputs, later) for messages in answers]
 
@@ -193,7 +193,7 @@ class Demonstrations:
                     why = "the chat template repeats the tools before later turns"
                     raise BadChatTemplate(why, why)
                 given = template.delta(between, inputs.tools, written=parts[-1].tokens)
-                files = [left.pop(0) for _ in range(pictures_in(between))]
+                files = [left.pop(0) for _ in range(images_in(between))]
                 parts.append(self._given(given, files, sum(len(one.tokens) for one in parts)))
             (message,) = turns
             calls = calls or bool(message.get(CALLS))
@@ -205,17 +205,17 @@ class Demonstrations:
         return parts
 
     def _given(self, ids: list[int], files: Sequence[bytes], start: int) -> AnswerPart:
-        """Return the part between two turns, with its pictures; `start` is its first position."""
-        form = self._chat.pictures
+        """Return the part between two turns, with its images; `start` is its first position."""
+        form = self._chat.images
         if form is None or not files:
             return AnswerPart(tuple(ids), False)
         if ids.count(form.token) != len(files):
-            why = f"of {len(files)} pictures after an answer it shows {ids.count(form.token)}"
+            why = f"of {len(files)} images after an answer it shows {ids.count(form.token)}"
             raise BadChatTemplate(why, why)
         media = packed(files)
         ids = form.expanded(ids, media)
         starts = [start + place for place, *_ in form.places(ids, media)]
-        later = tuple(LaterPicture(*one) for one in zip(starts, files, strict=True))
+        later = tuple(LaterImage(*one) for one in zip(starts, files, strict=True))
         return AnswerPart(tuple(ids), False, later)
 
     def _check_turns(self, key: bytes, template: TurnTemplate, tools: Tools) -> None:

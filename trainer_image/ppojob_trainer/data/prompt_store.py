@@ -14,7 +14,7 @@ import msgspec
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.media.pictures import LaterPicture, unpacked, with_parts
+from ppojob_trainer.data.media.images import LaterImage, unpacked, with_parts
 from ppojob_trainer.json_value import Json
 
 _PREFIX = "ppojob-prompts-"
@@ -24,14 +24,14 @@ Prompt = str | list[dict[str, Json]]
 
 
 class AnswerPart(NamedTuple):
-    """Consecutive tokens of an answer by one author, with their pictures.
+    """Consecutive tokens of an answer by one author, with their images.
 
-    The positions of pictures are relative to the whole answer.
+    The positions of images are relative to the whole answer.
     """
 
     tokens: tuple[int, ...]
     is_trained: bool
-    pictures: tuple[LaterPicture, ...] = ()
+    images: tuple[LaterImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PromptRow:
     # Answers to train on, of a pair the chosen one first; or given responses that join the sampled
     # ones; empty without any.
     answers: tuple[tuple[AnswerPart, ...], ...] = ()
-    pictures: bytes = b""  # media files of the prompt, as by `pictures.packed`
+    images: bytes = b""  # media files of the prompt, as by `images.packed`
     # Prompt of the reference as in the file; None if it reads `prompt`. It is not stored.
     teacher_prompt: Prompt | None = None
     teacher_token_ids: tuple[int, ...] = ()  # its token ids, truncated likewise
@@ -60,23 +60,23 @@ class PromptRow:
 
     @property
     def prompt_digest(self) -> str:
-        """Return a digest of the prompt's tokens and pictures, in hex."""
+        """Return a digest of the prompt's tokens and images, in hex."""
         digest = hashlib.blake2b(json.dumps(self.token_ids).encode(), digest_size=8)
-        digest.update(self.pictures)
+        digest.update(self.images)
         return digest.hexdigest()
 
     @property
     def prompt_with_media(self) -> Prompt:
         """Return the prompt as a chat template takes it, with parts for its media."""
-        if not self.pictures or isinstance(self.prompt, str):
+        if not self.images or isinstance(self.prompt, str):
             return self.prompt
-        return with_parts(self.prompt, unpacked(self.pictures))
+        return with_parts(self.prompt, unpacked(self.images))
 
 
 _FORMS: Final[dict[str, Any]] = {
     "token_ids": tuple[int, ...],
     "answers": tuple[tuple[AnswerPart, ...], ...],
-    "pictures": bytes,
+    "images": bytes,
     "teacher_token_ids": tuple[int, ...],
     "known_scores": tuple[float, ...],
 }

@@ -16,7 +16,7 @@ from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.well_known import BASH_TOOL
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
-from ppojob_trainer.data.media import pictures
+from ppojob_trainer.data.media import images
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
@@ -167,13 +167,13 @@ def mark_without_media(
 
     `because` is why a model with a tower gets no media; else empty.
     """
-    media = {pictures.MARK: pictures.COLUMN, pictures.VIDEO_MARK: pictures.VIDEO_COLUMN}
-    media[pictures.SOUND_MARK] = spec.audio_key
+    media = {images.MARK: images.COLUMN, images.VIDEO_MARK: images.VIDEO_COLUMN}
+    media[images.AUDIO_MARK] = spec.audio_key
     contents = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
     for mark, column in media.items():
         if column in columns and any(mark in content for content in contents):
             why = f"the model gets the placeholder only, and nothing from the column {column}"
-            why += f" ({because})" if because and column != pictures.VIDEO_COLUMN else ""
+            why += f" ({because})" if because and column != images.VIDEO_COLUMN else ""
             return DataProblem(spec.prompt_key, mark, why, "fine if intended")
     return None
 

@@ -22,11 +22,11 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
-from ppojob_trainer.data.media import pictures
+from ppojob_trainer.data.media import images
+from ppojob_trainer.data.media.audio_cells import read_audios, without_parts
+from ppojob_trainer.data.media.image_cells import BadImage, read_images
+from ppojob_trainer.data.media.image_form import ImageForm, RequestedSize, audio_form_of
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.media.picture_form import PictureForm, RequestedSize, sound_form_of
-from ppojob_trainer.data.media.sound_cells import read_sounds, without_parts
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.data.preferences import read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import BadCell, DataProblem, Findings
@@ -44,8 +44,8 @@ class Medium(NamedTuple):
     noun: str
 
 
-PICTURES: Final = Medium(pictures.COLUMN, pictures.MARK, "picture")
-VIDEOS: Final = Medium(pictures.VIDEO_COLUMN, pictures.VIDEO_MARK, "video")
+IMAGES: Final = Medium(images.COLUMN, images.MARK, "image")
+VIDEOS: Final = Medium(images.VIDEO_COLUMN, images.VIDEO_MARK, "video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class RowReader:
     files: list[RowFile] = field(default_factory=list)
     total: int = 0
     media: tuple[Medium, ...] = field(init=False)
-    """Media of the model's input; a reward model gets pictures only, as when it scores."""
+    """Media of the model's input; a reward model gets images only, as when it scores."""
 
     def __post_init__(self) -> None:
-        media = _media_of(self.chat.pictures, self.spec)
+        media = _media_of(self.chat.images, self.spec)
         is_scored = self.given == "reward_model"
-        self.media = tuple(one for one in media if one is PICTURES or not is_scored)
+        self.media = tuple(one for one in media if one is IMAGES or not is_scored)
 
     def read(self) -> Iterator[Candidate]:
         """Yield the readable rows of all files, in order."""
@@ -111,13 +111,13 @@ class RowReader:
 
     def unused_media(self, candidate: Candidate) -> set[str]:
         """Return the media columns that a row's conversation does not show."""
-        form = self.chat.pictures
+        form = self.chat.images
         if form is None or not self.media:
             return set(candidate.columns)
-        files = [*pictures.unpacked(candidate.row.pictures), *candidate.later]
+        files = [*images.unpacked(candidate.row.images), *candidate.later]
         shown = {_medium_of(one, self.media).column for one in files}
-        # A mark in a row without pictures is text.
-        has_no_video = isinstance(form, PictureForm) and form.video is None
+        # A mark in a row without images is text.
+        has_no_video = isinstance(form, ImageForm) and form.video is None
         supported = {one.column for one in self.media if not (has_no_video and one is VIDEOS)}
         return ({*candidate.columns} | supported) - shown
 
@@ -147,7 +147,7 @@ class RowReader:
                 cells = {name: without_nulls(cell) for name, cell in cells.items()}
             number, columns = first + in_file, {*cells, *file.unread}
             try:
-                if sound_form_of(self.chat.pictures) is not None:
+                if audio_form_of(self.chat.images) is not None:
                     cells = without_parts(cells, self.spec)
                 found, order = self._read_cells(cells), self.spec.curriculum
                 difficulty = difficulty_of(cells, order.key) if order else 0.0
@@ -179,34 +179,34 @@ class RowReader:
     def _with_media(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
     ) -> tuple[PromptRow, Sequence[bytes]]:
-        """Return a row with the pictures of its prompt, and the pictures after the prompt."""
-        form = self.chat.pictures
+        """Return a row with the images of its prompt, and the images after the prompt."""
+        form = self.chat.images
         if form is None or not self.media:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
         files, behind = self._read_media(cells, row.prompt, later, form)
         if not files and not behind:
             return row, ()
-        if why := self.chat.why_no_pictures(row.data_source):
+        if why := self.chat.why_no_images(row.data_source):
             medium = next(one for one in self.media if cells.get(one.column))
             raise BadCell(medium.column, f"{medium.noun}s", why, "rows without this column")
-        size = sum(len(file) for file in [*files, *behind] if pictures.is_picture(file))
-        if size > pictures.MOST_BYTES and self.agents is not None and self.tools(row):
-            why, allowed = "tools get them", f"at most {pictures.MOST_BYTES} bytes a row"
-            raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
-        return replace(row, pictures=pictures.packed(files)), behind
+        size = sum(len(file) for file in [*files, *behind] if images.is_image(file))
+        if size > images.MOST_BYTES and self.agents is not None and self.tools(row):
+            why, allowed = "tools get them", f"at most {images.MOST_BYTES} bytes a row"
+            raise BadCell(images.COLUMN, f"{size} bytes of images", why, allowed)
+        return replace(row, images=images.packed(files)), behind
 
     def _read_media(
-        self, cells: Row, prompt: Prompt, later: pictures.Messages, form: MediaForm
+        self, cells: Row, prompt: Prompt, later: images.Messages, form: MediaForm
     ) -> tuple[list[bytes], list[bytes]]:
         """Read the media files of a prompt, and those of the messages after it, in order.
 
         Prompt and messages have a mark for each file.
         """
-        marked, key = pictures.marks(later), self.spec.prompt_key
+        marked, key = images.marks(later), self.spec.prompt_key
         found = dict[Medium, Sequence[Sequence[bytes]]]()
         for one in self.media:
-            may_be_later = one is PICTURES and self.given == "sft"
+            may_be_later = one is IMAGES and self.given == "sft"
             if cells.get(one.column) and one.mark in marked and not may_be_later:
                 got, why = f"{one.mark} after an answer", f"not in this version with {self.given}"
                 allowed = f"{one.noun}s before the first assistant message"
@@ -214,9 +214,9 @@ class RowReader:
         for one in self.media:
             try:
                 found[one] = self._files(cells.get(one.column), one, form)
-            except BadPicture as bad:
+            except BadImage as bad:
                 raise BadCell(one.column, *bad.args) from None
-        marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
+        marks = [] if isinstance(prompt, str) else [*images.marks(prompt), *marked]
         found = {one: files for one, files in found.items() if files}
         for one, files in found.items():
             why = f"the row has {counted(len(files), one.noun)}"
@@ -236,15 +236,15 @@ class RowReader:
         return of_prompt, after_prompt
 
     def _files(self, cell: object, medium: Medium, form: MediaForm) -> Sequence[Sequence[bytes]]:
-        """Read the files of each picture, video or sound in a cell."""
-        sound = sound_form_of(form)
-        if sound is not None and medium not in (PICTURES, VIDEOS):
-            return [[file] for file in read_sounds(cell, sound)]
-        assert isinstance(form, PictureForm), "a form of pictures or of sounds"
-        requested = RequestedSize(self.spec.min_picture_pixels, self.spec.max_picture_pixels)
+        """Read the files of each image, video or audio in a cell."""
+        audio = audio_form_of(form)
+        if audio is not None and medium not in (IMAGES, VIDEOS):
+            return [[file] for file in read_audios(cell, audio)]
+        assert isinstance(form, ImageForm), "a form of images or of audios"
+        requested = RequestedSize(self.spec.min_image_pixels, self.spec.max_image_pixels)
         if medium is VIDEOS:
             return read_videos(cell, form, requested)
-        return [[file] for file in read_pictures(cell, form, requested)]
+        return [[file] for file in read_images(cell, form, requested)]
 
     def _inputs(self, cells: Row, row: PromptRow) -> TemplateInputs:
         """Return the inputs of the chat template besides the messages."""
@@ -288,13 +288,13 @@ def _is_schema(tool: Json) -> bool:
 
 def _media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
     """Return the kinds of media that a model takes."""
-    visual = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
-    audio = (Medium(spec.audio_key, pictures.SOUND_MARK, "sound"),) if sound_form_of(form) else ()
+    visual = (IMAGES, VIDEOS) if isinstance(form, ImageForm) else ()
+    audio = (Medium(spec.audio_key, images.AUDIO_MARK, "audio"),) if audio_form_of(form) else ()
     return visual + audio
 
 
 def _medium_of(file: bytes, media: Sequence[Medium]) -> Medium:
     """Return the kind of a file, among those of `_media_of`."""
-    if pictures.sound_of(file) is not None:
+    if images.audio_of(file) is not None:
         return media[-1]
-    return VIDEOS if pictures.clip_of(file) else PICTURES
+    return VIDEOS if images.clip_of(file) else IMAGES

@@ -18,7 +18,7 @@ from ppojob_trainer.data.row_sampler import (
     SamplerRequest,
     SetNumbers,
 )
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 from ppojob_trainer.json_value import Json
 
 _MODULE = "ppojob_sampler"
@@ -41,7 +41,7 @@ class _Sampler:
     def answer(self, body: bytes) -> bytes:
         try:
             return _encode(self._answer(_decode(body)))
-        except Wrong as bad:
+        except BadInput as bad:
             return _encode(Chosen([], problem=str(bad)))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)
@@ -90,10 +90,10 @@ def _written(state: Json) -> str:
     try:
         text = _dumps(state, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise Wrong(samplers.STATE, f"not JSON: {error}", "a JSON value") from None
+        raise BadInput(samplers.STATE, f"not JSON: {error}", "a JSON value") from None
     if len(text) > MAX_STATE_BYTES:
         why = "it is in each checkpoint and each journal entry"
-        raise Wrong(f"{samplers.STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
+        raise BadInput(f"{samplers.STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
     return text
 
 

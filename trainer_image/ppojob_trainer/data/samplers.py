@@ -13,7 +13,7 @@ import numpy as np
 
 from ppojob_api.problem import counted, printable
 from ppojob_trainer.data.order import epoch_order, uniform_draws
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 from ppojob_trainer.json_value import Json
 
 Columns: TypeAlias = Mapping[str, Any]
@@ -39,7 +39,7 @@ def uncertain(
     weights = np.sqrt(value * (1.0 - value)) + epsilon
     if np.count_nonzero(weights > 0.0) < count:
         why = f"there are fewer than {counted(count, 'row')} with a weight above 0"
-        raise Wrong(f"epsilon = {epsilon:g}", why, "a number above 0")
+        raise BadInput(f"epsilon = {epsilon:g}", why, "a number above 0")
     with np.errstate(divide="ignore", invalid="ignore"):
         late = -np.log1p(-uniform_draws(len(value), seed, step)) / weights
     late[weights <= 0.0] = np.inf
@@ -62,7 +62,7 @@ def nearest(
     Ties are broken at random. The random share detects rows that are no longer too hard or easy.
     """
     if column not in rows:
-        raise Wrong(f"column {column}", "there is no such column", ", ".join(rows))
+        raise BadInput(f"column {column}", "there is no such column", ", ".join(rows))
     numbers = np.asarray(rows[column], dtype=np.float64)
     order = epoch_order(len(numbers), seed, step)
     near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]
@@ -80,17 +80,21 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncer
 def checked(name: str, function: Sampler, arguments: Mapping[str, Json]) -> Sampler:
     """Return the function if it can be called with these arguments."""
     if isinstance(function, type):
-        raise Wrong(f"class {name}", "its objects could have state that no checkpoint has", "def")
+        raise BadInput(
+            f"class {name}", "its objects could have state that no checkpoint has", "def"
+        )
     try:
         signature = inspect.signature(function)
         own = (STATE,) if keeps_state(function) else ()
         if own and STATE in arguments:
-            raise Wrong(f"arguments with {STATE}", "the function has this argument", "another name")
+            raise BadInput(
+                f"arguments with {STATE}", "the function has this argument", "another name"
+            )
         signature.bind(None, None, None, None, **dict.fromkeys([*own, *arguments]))
     except (TypeError, ValueError) as error:
         given = ", ".join(["step, seed, count, rows", *arguments])
         why = f"it cannot be called with {given}: {error}"
-        raise Wrong(name, why, f"def {name}{SIGNATURE}") from None
+        raise BadInput(name, why, f"def {name}{SIGNATURE}") from None
     return function
 
 
@@ -107,13 +111,13 @@ def read_answer(
     if has_state:
         if not isinstance(answer, tuple) or len(answer) != 2:
             why = f"a function with {STATE} returns rows and the next {STATE}"
-            raise Wrong(_typed(answer), why, f"(rows, {STATE})")
+            raise BadInput(_typed(answer), why, f"(rows, {STATE})")
         answer, state = answer
     try:
         chosen = [operator.index(row) for row in answer]
     except TypeError as error:
         why = f"it is not a list of row numbers: {error}"
-        raise Wrong(_typed(answer), why, "integers from 0") from None
+        raise BadInput(_typed(answer), why, "integers from 0") from None
     _check(chosen, count, num_rows)
     return chosen, state
 
@@ -122,14 +126,14 @@ def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
     """Refuse anything but `count` distinct rows."""
     if len(chosen) != count:
         why, allowed = f"the step draws {count}", "count rows"
-        raise Wrong(counted(len(chosen), "row"), why, allowed)
+        raise BadInput(counted(len(chosen), "row"), why, allowed)
     outside = next((row for row in chosen if not 0 <= row < num_rows), None)
     if outside is not None:
-        raise Wrong(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")
+        raise BadInput(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")
     row, times = Counter(chosen).most_common(1)[0]
     if times > 1:
         why = "its responses would have the same seed and be identical"
-        raise Wrong(f"row {row} {times} times", why, "each row once")
+        raise BadInput(f"row {row} {times} times", why, "each row once")
 
 
 def _typed(answer: object) -> str:

@@ -39,7 +39,7 @@ class Scan:
     store: PromptStore | None = None
     given: GivenType | None = None  # type of a job whose rows have their answers
     digests: list[str] = field(default_factory=list)  # SHA-256 of each file's rows, in hex
-    # SHA-256 of the rows' pictures, which may be separate files; None without any.
+    # SHA-256 of the rows' images, which may be separate files; None without any.
     media_digest: "hashlib._Hash | None" = None
     kept: int = 0  # rows to draw from
     kept_of: list[int] = field(default_factory=list)  # of each entry of the list of files
@@ -165,7 +165,7 @@ class Scan:
                     given = candidate.row.prompt_with_media, ids, candidate.answers
                     ids, answers = self._answers.tokens(*given, candidate.inputs, candidate.later)
                 key = self.spec.prompt_key
-                ids = self._with_pictures(candidate, ids)
+                ids = self._with_images(candidate, ids)
                 self._keep_or_drop(candidate, ids, teacher_ids, answers)
             except BadChatTemplate as refused:
                 if not refused.refusal:
@@ -178,9 +178,9 @@ class Scan:
                 )
                 self.errors.add_cell(bad, candidate.path, candidate.place)
 
-    def _with_pictures(self, candidate: Candidate, ids: list[int]) -> list[int]:
-        """Expand the placeholders of a prompt to the tokens of its pictures."""
-        form, files = self.chat.pictures, candidate.row.pictures
+    def _with_images(self, candidate: Candidate, ids: list[int]) -> list[int]:
+        """Expand the placeholders of a prompt to the tokens of its images."""
+        form, files = self.chat.images, candidate.row.images
         if files or candidate.later:
             self.media_digest = self.media_digest or hashlib.sha256()
             for one in (files, *candidate.later):
@@ -194,7 +194,7 @@ class Scan:
                 f"{found.count(one)} tokens {one} for {expected.count(one)}"
                 for one in dict.fromkeys(expected)
             )
-            refusal = f"it gives {' and '.join(counts)} pictures, clips of videos or sounds"
+            refusal = f"it gives {' and '.join(counts)} images, clips of videos or audios"
             raise BadChatTemplate(refusal, refusal)
         return form.expanded(ids, files)
 
@@ -224,7 +224,7 @@ class Scan:
                 findings.add_cell(problem, candidate.path, candidate.place)
         if self.store is None:
             self.key_rows.append(candidate.number)
-            value = repr(row.prompt).encode() + row.pictures
+            value = repr(row.prompt).encode() + row.images
             digest = hashlib.blake2b(value, digest_size=_KEY_BYTES).digest()
             self.prompt_keys.append(int.from_bytes(digest, "little"))
 
@@ -253,8 +253,8 @@ class Scan:
             if not tokens:
                 allowed = "content that the chat template and the tokenizer keep"
                 return DataProblem(column, "a prompt of no tokens", "the prompt is empty", allowed)
-            if len(tokens) > limit and (spec.overlong_prompts == "error" or row.pictures):
-                policies = "drop" if row.pictures else _POLICIES
+            if len(tokens) > limit and (spec.overlong_prompts == "error" or row.images):
+                policies = "drop" if row.images else _POLICIES
                 why = f"longer than spec.data.{name} {limit}"
                 allowed = f"a larger {name}, or spec.data.overlongPrompts: {policies}"
                 return DataProblem(column, f"{len(tokens)} tokens", why, allowed)

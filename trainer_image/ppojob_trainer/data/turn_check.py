@@ -5,8 +5,8 @@ from itertools import product, zip_longest
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import behind_pictures
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.images import behind_images
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, accepted
 from ppojob_trainer.data.turns import ASKED, CALLED, SPOKEN, TurnTemplate, assistant_turn
 from ppojob_trainer.json_value import Json
@@ -47,12 +47,12 @@ def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
     return len(texts) == 2
 
 
-def shows_pictures(template: TurnTemplate, tools: Tools, role: str = "tool") -> bool:
-    """Whether a chat template renders a picture in a message, for a model with pictures."""
-    if not isinstance(form := template.chat.pictures, PictureForm):
+def shows_images(template: TurnTemplate, tools: Tools, role: str = "tool") -> bool:
+    """Whether a chat template renders an image in a message, for a model with images."""
+    if not isinstance(form := template.chat.images, ImageForm):
         return False
     try:
-        ids = template.delta([{"role": role, "content": behind_pictures("It.", 1)}], tools)
+        ids = template.delta([{"role": role, "content": behind_images("It.", 1)}], tools)
     except BadChatTemplate:
         return False
     return ids.count(form.token) == 1

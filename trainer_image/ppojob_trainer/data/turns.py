@@ -44,7 +44,7 @@ def _in_json(text: str) -> str:
 _FORMS: tuple[_Form, ...] = (
     lambda body: body,
     str.strip,
-    str.rstrip,  # after pictures
+    str.rstrip,  # after images
     _in_json,
     lambda body: _in_json(body.strip()),
 )
@@ -88,7 +88,7 @@ class TurnTemplate:
 
         The text of a control token in a message is tokenised as ordinary text. `messages` are
         answers of tools, in the order of the turn's calls, or of a user, with text or parts with
-        pictures, each of which becomes one token; those of tools also have "name" and
+        images, each of which becomes one token; those of tools also have "name" and
         "tool_call_id" of the call. `written` are the tokens of the turn, to which the template's
         end of a turn is added as far as it is missing; None if the turn is complete.
         """

@@ -37,7 +37,7 @@ from ppojob_trainer.engine.packed_rows import Span, in_chunks
 from ppojob_trainer.engine.state_spaces import bind_keywords, use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+from ppojob_trainer.parallel.sequence import ALL_TOKENS, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
 """Name under which this attention is registered with transformers."""
@@ -399,7 +399,7 @@ def attend_packed(
     attention_mask: Tensor | None,
     *,
     attention_plans: AttentionPlans,
-    sequence_ranks: SequenceRanks = ALONE,
+    sequence_ranks: SequenceRanks = ALL_TOKENS,
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,

@@ -33,7 +33,7 @@ from ppojob_trainer.algorithms.policy_losses.inputs import (
 )
 from ppojob_trainer.algorithms.policy_losses.table import POLICY_LOSSES
 from ppojob_trainer.children.user_code import ImportFolder, load_module, raised
-from ppojob_trainer.errors import ConfigError, CustomCodeFailed, Wrong
+from ppojob_trainer.errors import BadInput, ConfigError, CustomCodeFailed
 from ppojob_trainer.metrics.names import CUSTOM_PREFIX
 
 _ESTIMATOR: Final = "spec.algorithm.custom"
@@ -221,7 +221,7 @@ def _function(where: str, spec: CustomSpec) -> Any:
     _set_import_folder(spec)
     try:
         module = _module(path)
-    except Wrong as bad:
+    except BadInput as bad:
         raise ConfigError(f"{where}.{source_field(path)}: {bad}") from None
     found = vars(module).get(name)
     if inspect.isfunction(found) or (where == _LOSS and isinstance(found, PolicyLoss)):

@@ -34,7 +34,7 @@ from ppojob_trainer.models.transformers_modules import per_layer_inputs
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import all_gather_over_data, max_over_ranks, sum_over_data
 from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
-from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+from ppojob_trainer.parallel.sequence import ALL_TOKENS, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -46,7 +46,7 @@ _AUTOCAST: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class StageOutput:
     """Result of the forward pass of a micro-batch at a pipeline stage, or of the whole model."""
 
     outputs: TokenOutputs  # of the head, at the last stage; None at the others
@@ -199,7 +199,7 @@ class ForwardEngine:
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
-    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> Passed:
+    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> StageOutput:
         """Run `packed_pass`, with these options and those of the engine."""
         device = self.model.device.type
         kind = _AUTOCAST.get(self._training.autocast)
@@ -222,7 +222,7 @@ def packed_pass(
     rows: Experience,
     *,
     share_prompts: bool = True,
-    ranks: SequenceRanks = ALONE,
+    ranks: SequenceRanks = ALL_TOKENS,
     tensor_place: tuple[int, int] = (0, 1),
     saving: Saving = nullcontext,
     records: bool = False,
@@ -230,16 +230,16 @@ def packed_pass(
     with_log_z: bool = False,
     mtp: Mtp | None = None,
     dropout: int | None = None,
-) -> Passed:
+) -> StageOutput:
     """Compute a head's outputs of every trained token; 0 at masked tokens.
 
     The model must be under `use_packed_attention`. There is at least one row; rows and outputs,
     (tokens,) float32 in row order, are in host memory. A collective of the ranks of a stage.
     `tensor_place` is (index, count) of this rank among the tensor-parallel ranks; the
     sequence-parallel `ranks` share the tokens. Routers attach losses or count loads; `records`
-    fills `Passed.routes`. `with_log_z` adds an output, log Z of the prompt at each token; `mtp` one
-    with log p of each token by the MTP layer. `dropout` is the number of the update, if adapters
-    have dropout.
+    fills `StageOutput.routes`. `with_log_z` adds an output, log Z of the prompt at each token;
+    `mtp` one with log p of each token by the MTP layer. `dropout` is the number of the update, if
+    adapters have dropout.
     """
     (number, tensor), stage = tensor_place, stage_of(model)
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -282,15 +282,17 @@ def packed_pass(
     if not stage.ranks.is_last:
         (states,) = outputs
         stage.ranks.send(states.detach())
-        return Passed((), received, states, routes)
+        return StageOutput((), received, states, routes)
     whole = (ranks.gather_at(output, own.places, len(packed.targets)) for output in outputs)
-    return Passed(tuple(_spread(one.cpu(), rows.mask) for one in whole), received, routes=routes)
+    return StageOutput(
+        tuple(_spread(one.cpu(), rows.mask) for one in whole), received, routes=routes
+    )
 
 
 def _packed(
     model: PreTrainedModel, rows: Experience, ranks: SequenceRanks, *, share_prompts: bool
 ) -> PackedRows:
-    tower, shown = tower_of(model), (*rows.pictures, *rows.later_pictures)
+    tower, shown = tower_of(model), (*rows.images, *rows.later_images)
     assert tower is not None or not any(shown), "the model takes no images"
     form = tower.form if tower is not None else None
     packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
@@ -318,9 +320,9 @@ def _states(
 ) -> Tensor:
     """Compute (1, t, h) hidden states of this rank's tokens and images at a stage."""
     tower, options = tower_of(model), dict(inputs)
-    if tower is not None and "input_ids" in options and (own.pictures or tower.is_trained):
+    if tower is not None and "input_ids" in options and (own.images or tower.is_trained):
         del options["input_ids"]
-        options |= _with_pictures(model, tower, own)
+        options |= _with_images(model, tower, own)
     states: Tensor = model.base_model(
         **options,
         position_ids=own.position_ids.unsqueeze(-2),
@@ -331,14 +333,14 @@ def _states(
     return states
 
 
-def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
+def _with_images(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
     """Embed this rank's tokens and images; each sequence rank encodes all images."""
-    ids, places = own.input_ids[None], own.picture_places
+    ids, places = own.input_ids[None], own.image_places
     embeddings = tower.add_zero_gradients(model.get_input_embeddings()(ids))
     per_layer = per_layer_inputs(model, ids, places)
     if places is None:
         return {"inputs_embeds": embeddings, **per_layer}
-    given = tower.embed_images(embeddings, places, own.pictures, own.picture_rows)
+    given = tower.embed_images(embeddings, places, own.images, own.image_rows)
     held = sum(not isinstance(layer, PassThrough) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
     return {**given, **per_layer}
@@ -372,8 +374,8 @@ def _spread(values: Tensor, mask: Tensor) -> Tensor:
     return values if mask.all() else values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
-def as_prompts(texts: Sequence[list[int]], pictures: Sequence[bytes] = ()) -> Experience:
-    """Make rows whose prompts are the texts, each with its pictures and one response token.
+def as_prompts(texts: Sequence[list[int]], images: Sequence[bytes] = ()) -> Experience:
+    """Make rows whose prompts are the texts, each with its images and one response token.
 
     Its outputs come from the state before it, the end of the text.
     """
@@ -385,7 +387,7 @@ def as_prompts(texts: Sequence[list[int]], pictures: Sequence[bytes] = ()) -> Ex
         lengths=torch.ones(count, dtype=torch.int64),
         mask=torch.ones(count, dtype=torch.bool),
         rollout_logprobs=torch.zeros(count),
-        pictures=list(pictures) if any(pictures) else [],
+        images=list(images) if any(images) else [],
     )
 
 

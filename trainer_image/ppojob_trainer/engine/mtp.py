@@ -20,7 +20,7 @@ from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.engine.packed_rows import PackedRows, Span
 from ppojob_trainer.models.mtp_layers import mtp_layer_of
-from ppojob_trainer.parallel.sequence import ALONE
+from ppojob_trainer.parallel.sequence import ALL_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Mtp:
             past_key_values=None,
             use_cache=False,
             attention_plans=AttentionPlans(spans, states.device, stream=stream),
-            sequence_ranks=ALONE,
+            sequence_ranks=ALL_TOKENS,
         )[0]
         read = packed.predictors
         settings = self.head.settings_of(model)

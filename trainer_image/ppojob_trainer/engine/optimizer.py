@@ -24,7 +24,7 @@ from ppojob_trainer.parallel.boxes import (
 )
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
-from ppojob_trainer.parallel.offload import HostMemory
+from ppojob_trainer.parallel.offload import HostBuffers
 from ppojob_trainer.parallel.world import World
 
 COUNT = "step"
@@ -196,7 +196,7 @@ def clip_gradients(
 
 def step_by_weight(
     optimizer: torch.optim.Optimizer,
-    host: HostMemory | None = None,
+    host: HostBuffers | None = None,
     names: Mapping[Tensor, str] | None = None,
     update: int = 0,
 ) -> None:
@@ -294,7 +294,7 @@ def load_optimizer_tensors(
     spec: OptimizerSpec,
     optimizer: torch.optim.Optimizer,
     parts: Mapping[str, Tensor],
-    host: HostMemory | None = None,
+    host: HostBuffers | None = None,
 ) -> None:
     """Load copies of this rank's shards of `optimizer_tensors`; `host` offloads moments at once."""
     optimizer.state.clear()

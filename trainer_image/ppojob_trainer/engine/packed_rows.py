@@ -14,8 +14,8 @@ from itertools import pairwise, starmap
 import torch
 from torch import Tensor
 
+from ppojob_trainer.data.media.images import LaterImage, packed, unpacked_later
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.pictures import LaterPicture, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -59,9 +59,9 @@ class PackedRows:
     # responses; -1 for padding
     sources: Tensor
     readings: tuple[tuple[Span, ...], ...]  # spans of each row's contexts; () if none is trained
-    pictures: tuple[bytes, ...] = ()  # of prompts and responses, in packed order
-    picture_places: Tensor | None = None  # (n,) int64, the packed image tokens
-    picture_rows: Tensor | None = None  # (n,) int64, rows of the vision tower's features for these
+    images: tuple[bytes, ...] = ()  # of prompts and responses, in packed order
+    image_places: Tensor | None = None  # (n,) int64, the packed image tokens
+    image_rows: Tensor | None = None  # (n,) int64, rows of the vision tower's features for these
 
     def tokens_of(self, number: int, runs: int) -> slice:
         """Return the packed tokens of one of `runs` equal sequence-parallel shards."""
@@ -78,7 +78,7 @@ class PackedRows:
         own = self.tokens_of(number, runs)
         first = own.start
         is_own = (self.predictors >= first) & (self.predictors < own.stop)
-        shown, rows = self.picture_places, self.picture_rows
+        shown, rows = self.image_places, self.image_rows
         if shown is not None and rows is not None:
             is_seen = (shown >= first) & (shown < own.stop)
             shown, rows = shown[is_seen] - first, rows[is_seen]
@@ -90,8 +90,8 @@ class PackedRows:
             targets=self.targets[is_own],
             places=self.places[is_own],
             sources=self.sources[own],
-            picture_places=shown,
-            picture_rows=rows,
+            image_places=shown,
+            image_rows=rows,
         )
 
     def to(self, device: torch.device) -> "PackedRows":
@@ -102,8 +102,8 @@ class PackedRows:
             predictors=self.predictors.to(device),
             targets=self.targets.to(device),
             places=self.places.to(device),
-            picture_places=None if (seen := self.picture_places) is None else seen.to(device),
-            picture_rows=None if (rows := self.picture_rows) is None else rows.to(device),
+            image_places=None if (seen := self.image_places) is None else seen.to(device),
+            image_rows=None if (rows := self.image_rows) is None else rows.to(device),
         )
 
 
@@ -114,7 +114,7 @@ class _Text:
     ids: Tensor  # (tokens,) int64
     sources: Tensor  # (tokens,) int64, see `PackedRows`
     positions: Tensor  # (1, tokens) int64, or (3, tokens) for M-RoPE
-    pictures: bytes  # encoded, as one value
+    images: bytes  # encoded, as one value
     places: Tensor  # (n,) int64, its image tokens
     bidirectional: tuple[tuple[int, int], ...] = ()  # see `Span`, from the start of the text
 
@@ -124,18 +124,18 @@ class _Text:
         ids: Tensor,
         sources: Tensor,
         form: MediaForm | None,
-        pictures: bytes = b"",
+        images: bytes = b"",
         later: Sequence[int] = (),
     ) -> "_Text":
         """Make a text with positions from 0; `later` is as in `MediaForm.places`."""
-        if form is None or not pictures:
+        if form is None or not images:
             return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])
         listed = ids.tolist()
-        found = form.places(listed, pictures, later)
+        found = form.places(listed, images, later)
         places = torch.tensor([one for own in found for one in own])
-        positions = torch.tensor(form.positions(listed, pictures, later))
+        positions = torch.tensor(form.positions(listed, images, later))
         bidirectional = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
-        return cls(ids, sources, positions, pictures, places, bidirectional)
+        return cls(ids, sources, positions, images, places, bidirectional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _Response:
     sources: Tensor  # (tokens,) int64, see `PackedRows`
     trained: Tensor  # (n,) int64, indices of its trained tokens
     starts: Tensor  # (contexts - 1,) int64, where the later contexts begin
-    shown: tuple[LaterPicture, ...]  # images in it
+    shown: tuple[LaterImage, ...]  # images in it
 
     def contexts(self, form: MediaForm | None) -> list[tuple[_Text, Tensor]]:
         """Return the packed part of each context, and the indices of its trained tokens.
@@ -214,7 +214,7 @@ class _Packer:
         self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
     ) -> PackedRows:
         """Return the packed rows. Positions have three rows with M-RoPE."""
-        seeing = [(start, text) for start, text in self.texts if text.pictures]
+        seeing = [(start, text) for start, text in self.texts if text.images]
         shown = torch.cat([text.places + start for start, text in seeing]) if seeing else None
         texts = [text for _, text in self.texts]
         rows = max(len(text.positions) for text in texts)
@@ -228,9 +228,9 @@ class _Packer:
             places=torch.arange(len(targets)),
             sources=torch.cat([text.sources for text in texts]),
             readings=tuple(readings),
-            pictures=tuple(text.pictures for _, text in seeing),
-            picture_places=shown,
-            picture_rows=None if shown is None else torch.arange(len(shown)),
+            images=tuple(text.images for _, text in seeing),
+            image_places=shown,
+            image_rows=None if shown is None else torch.arange(len(shown)),
         )
 
 
@@ -267,10 +267,10 @@ def pack_rows(
 
 def _prompts(experience: Experience, form: MediaForm | None) -> list[_Text]:
     numbers = _numbered(experience.prompt_lengths.tolist())
-    shown = experience.pictures or [b""] * experience.num_groups
+    shown = experience.images or [b""] * experience.num_groups
     return [
-        _Text.of(ids, sources, form, pictures)
-        for ids, sources, pictures in zip(experience.prompts, numbers, shown, strict=True)
+        _Text.of(ids, sources, form, images)
+        for ids, sources, images in zip(experience.prompts, numbers, shown, strict=True)
     ]
 
 
@@ -283,8 +283,8 @@ def _responses(experience: Experience) -> list[_Response]:
     )
     texts = torch.split(experience.response_tokens, lengths)
     numbers = _numbered(lengths, first=tokens_of_prompts)
-    held = experience.later_pictures or [b""] * len(lengths)
-    shown = [tuple(unpacked_later(pictures)) for pictures in held]
+    held = experience.later_images or [b""] * len(lengths)
+    shown = [tuple(unpacked_later(images)) for images in held]
     return list(starmap(_Response, zip(texts, numbers, trained, starts, shown, strict=True)))
 
 

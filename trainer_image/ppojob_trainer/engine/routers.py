@@ -33,7 +33,7 @@ from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
 from ppojob_trainer.models.routes import (
     EXPERT_DTYPE,
-    Attach,
+    AttachLoss,
     Routes,
     expert_mask,
     experts_per_token,
@@ -69,7 +69,7 @@ class Routers:
         self._passes: list[dict[int, Tensor]] = []  # by layer: (2,) losses or (E,) int64 loads
         self._loads: dict[int, Tensor] = {}  # of all passes and ranks
 
-    def of_pass(self, packed: PackedRows, device: torch.device) -> Attach:
+    def of_pass(self, packed: PackedRows, device: torch.device) -> AttachLoss:
         """Return the function that the routers call in the next pass, over `packed` tokens."""
         own = packed.tokens_of(self._ranks.number, self._ranks.size)
         reads, measured = _reads(packed)[:, own], dict[int, Tensor]()
@@ -227,7 +227,7 @@ def routes_of(
     device: torch.device,
     *,
     records: bool,
-    attach: Attach | None = None,
+    attach: AttachLoss | None = None,
 ) -> Routes | None:
     """Return the routes of a pass: replayed from the rows, or recorded; None for neither.
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
-from ppojob_trainer.data.media.pictures import unpacked
+from ppojob_trainer.data.media.images import unpacked
 from ppojob_trainer.data.template_renderer import Messages, accepted
 from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
 from ppojob_trainer.engine.head import ValueHead
@@ -24,7 +24,7 @@ class Answer:
 
     prompt: str | Messages  # text without a chat template
     response: str
-    pictures: bytes = b""  # those of the prompt, as by `pictures.packed`; empty without any
+    images: bytes = b""  # those of the prompt, as by `images.packed`; empty without any
 
 
 class ScoreEngine:
@@ -42,7 +42,7 @@ class ScoreEngine:
         """Take over a reward model, with its own tokenizer and chat template, if they fit.
 
         It computes in the dtype of its weights. Texts longer than `max_tokens` (None: the model's
-        context length) lose their beginning, those with pictures what follows the last one.
+        context length) lose their beginning, those with images what follows the last one.
         """
         context = context_tokens(model.config.to_dict())
         unfit = check_score_fit(
@@ -97,13 +97,13 @@ class ScoreEngine:
         ]
 
     def _trimmed(self, number: int, answer: Answer, ids: list[int]) -> tuple[list[int], bytes]:
-        (ids, kept), limit = self._with_pictures(number, answer, ids), self._max_tokens
+        (ids, kept), limit = self._with_images(number, answer, ids), self._max_tokens
         if limit is not None and len(ids) > limit:
             if kept >= limit:
                 raise ConfigError(
                     f"rewardModel: answer {number}: got {kept} tokens up to the end of its "
-                    f"pictures: no other of {limit} is left; smaller pictures "
-                    "(spec.data.maxPicturePixels), or a larger spec.rewardModel.maxTokens"
+                    f"images: no other of {limit} is left; smaller images "
+                    "(spec.data.maxImagePixels), or a larger spec.rewardModel.maxTokens"
                 )
             ids = ids[:kept] + ids[kept - limit :]
         if not ids:
@@ -111,22 +111,22 @@ class ScoreEngine:
                 f"rewardModel: answer {number}: got no token: prompt and response are empty; "
                 "a prompt that is not empty"
             )
-        return up_to_padding(ids, self._pad), answer.pictures
+        return up_to_padding(ids, self._pad), answer.images
 
-    def _with_pictures(self, number: int, answer: Answer, ids: list[int]) -> tuple[list[int], int]:
+    def _with_images(self, number: int, answer: Answer, ids: list[int]) -> tuple[list[int], int]:
         """Expand the placeholders of the prompt; such tokens in a response are text.
 
-        Also returns how many tokens there are up to the end of the last picture.
+        Also returns how many tokens there are up to the end of the last image.
         """
-        form, count = self._chat.pictures, len(unpacked(answer.pictures))
+        form, count = self._chat.images, len(unpacked(answer.images))
         if form is None or not count:
             return ids, 0
         places = [place for place, id_ in enumerate(ids) if id_ == form.token][:count]
         if len(places) < count:
             raise ConfigError(
                 f"rewardModel: answer {number}: got {len(places)} tokens {form.token} for {count} "
-                "pictures: its chat template does not show them; spec.rewardModel.chatTemplate"
+                "images: its chat template does not show them; spec.rewardModel.chatTemplate"
             )
         end = places[-1] + 1
-        seen = form.expanded(ids[:end], answer.pictures)
+        seen = form.expanded(ids[:end], answer.images)
         return seen + ids[end:], len(seen)

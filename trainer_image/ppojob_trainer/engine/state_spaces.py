@@ -37,7 +37,7 @@ from ppojob_trainer.engine.linear_attention import (
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.transformers_modules import recurrent_layers
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
+from ppojob_trainer.parallel.sequence import ALL_TOKENS, SequenceRanks
 
 Compute = Callable[[Any, Tensor, Any, SequenceRanks], Tensor]
 """The forward pass of a recurrent layer over packed rows."""
@@ -259,7 +259,7 @@ def _forward(
     hidden_states: Tensor,
     *,
     attention_plans: Any = None,
-    sequence_ranks: SequenceRanks = ALONE,
+    sequence_ranks: SequenceRanks = ALL_TOKENS,
     **options: Any,
 ) -> Tensor:
     """Run a layer's forward pass, (1, t, h) to the same, with the keywords of `attend_packed`.

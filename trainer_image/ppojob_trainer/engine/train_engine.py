@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
+from ppojob_trainer.engine.forward_engine import ForwardEngine, StageOutput, one_token
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.kto_objective import REWARD_MEAN, KtoObjective, RewardMean
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
@@ -46,7 +46,7 @@ from ppojob_trainer.models.pipeline_stages import shared_embedding
 from ppojob_trainer.parallel.boxes import Box, local_part
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
-from ppojob_trainer.parallel.offload import HostMemory, saved_on_host
+from ppojob_trainer.parallel.offload import HostBuffers, saved_on_host
 from ppojob_trainer.parallel.pipeline import schedule_1f1b
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -138,7 +138,7 @@ class TrainEngine(ForwardEngine):
         super().__init__(model, head, training, world)
         if "activations" in offload:
             self._saving = saved_on_host
-        self.moments = HostMemory()
+        self.moments = HostBuffers()
         self._moments_leave = "optimizer" in offload
         self.updates = 0
         self._has_dropout = has_dropout(model)
@@ -196,7 +196,7 @@ class TrainEngine(ForwardEngine):
             passes += self._supervised_passes(supervised)
             names += supervised.objective.term_names
         parts: list[LossParts] = []
-        in_flight: deque[tuple[Passed, LossParts | None]] = deque()
+        in_flight: deque[tuple[StageOutput, LossParts | None]] = deque()
         for turn, number in schedule_1f1b(len(passes), self._stage.ranks.stages_after):
             if turn == "forward":
                 in_flight.append(self._begin(*passes[number]))
@@ -275,7 +275,7 @@ class TrainEngine(ForwardEngine):
         passes = self._passes(rows, objective.rows_with_gradient(rows))
         return [(term, chosen) for chosen in passes]
 
-    def _begin(self, term: _Term, chosen: Tensor) -> tuple[Passed, LossParts | None]:
+    def _begin(self, term: _Term, chosen: Tensor) -> tuple[StageOutput, LossParts | None]:
         """Run the forward pass of a micro-batch, and the loss at the last stage.
 
         Without rows it runs one token with zero gradients, since passes are collectives.
@@ -302,7 +302,7 @@ class TrainEngine(ForwardEngine):
         part = term.loss(tuple(outputs), rows)
         return passed, term.mtp.add_to(part, further, term.denominators, objective.area)
 
-    def _backward(self, passed: Passed, part: LossParts | None) -> None:
+    def _backward(self, passed: StageOutput, part: LossParts | None) -> None:
         """Run the backward pass, from the loss or from the gradient that the next stage sends."""
         ranks = self._stage.ranks
         if part is not None:

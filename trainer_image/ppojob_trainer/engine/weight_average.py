@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_trainer.parallel.boxes import local_part, shard_like
-from ppojob_trainer.parallel.offload import HostMemory
+from ppojob_trainer.parallel.offload import HostBuffers
 
 
 class WeightAverage:
@@ -16,7 +16,7 @@ class WeightAverage:
     """
 
     def __init__(
-        self, weights: Mapping[str, nn.Parameter], decay: float, host: HostMemory | None
+        self, weights: Mapping[str, nn.Parameter], decay: float, host: HostBuffers | None
     ) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._weights = weights

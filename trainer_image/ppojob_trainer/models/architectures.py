@@ -13,7 +13,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import magnitude_name, matrix_names
 from ppojob_trainer.models.config_files import read_config, with_usual_keys
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.family import Family, Mixture
+from ppojob_trainer.models.family import Family, MixtureOfExperts
 from ppojob_trainer.models.hybrid_layers import (
     ATTENTION,
     DENSE,
@@ -104,7 +104,7 @@ class Sizes:
     positions: int = 0  # rows of the learned position embedding; 0 without one
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> MixtureOfExperts | None:
         """The family's description of MoE blocks, if it has any."""
         return FAMILIES[self.model_type].mixture if self.experts else None
 
@@ -340,7 +340,7 @@ def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     return found | {"mlp.down_proj": (hidden, inner)}
 
 
-def _expert_tensors(mixture: Mixture, sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+def _expert_tensors(mixture: MixtureOfExperts, sizes: Sizes) -> Iterator[tuple[str, Shape]]:
     widths = {"hidden": sizes.hidden, "inner": sizes.inner, "latent": sizes.latent}
     return expert_tensors(mixture, sizes.experts, **widths)
 

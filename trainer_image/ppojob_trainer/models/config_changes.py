@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.model import ModelSpec, RopeScalingSpec
-from ppojob_trainer.data.media.picture_files import THINKER
+from ppojob_trainer.data.media.image_files import THINKER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config

@@ -7,7 +7,7 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import Problem
-from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
+from ppojob_trainer.data.media.image_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL, SECTION_DEFAULTS
@@ -47,7 +47,7 @@ WHOLE_NAMES: Final = {
     "language_model.lm_head.": "lm_head.",
 }
 """Prefixes of names in multimodal models' files, and those of the same weights here."""
-SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
+AUDIO: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
 """Prefixes of the weights of audio encoders, which are not trained."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
 """Prefixes of a tower's weights, here and in files."""

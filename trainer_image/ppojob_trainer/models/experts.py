@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.family import Mixture
+from ppojob_trainer.models.family import MixtureOfExperts
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
+from ppojob_trainer.parallel.experts import ALL_EXPERTS, ExpertRanks
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
@@ -87,7 +87,7 @@ class Experts(nn.ModuleList):
     Each has one or two up-projections (i, h) and a down-projection (h, i).
     """
 
-    expert_ranks: ExpertRanks = ALONE
+    expert_ranks: ExpertRanks = ALL_EXPERTS
     """Expert-parallel ranks; experts of other ranks are None."""
     adapter_scale = 1.0
     """Scale of the adapters' output."""
@@ -135,10 +135,10 @@ class StackedExperts(nn.Module):
     gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) if stored (out, in)
     down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
     is_out_first: bool
-    expert_ranks: ExpertRanks = ALONE
+    expert_ranks: ExpertRanks = ALL_EXPERTS
     """Expert-parallel ranks; each stack is sharded over them by experts."""
 
-    def __init__(self, stacked: Any, mixture: Mixture) -> None:
+    def __init__(self, stacked: Any, mixture: MixtureOfExperts) -> None:
         super().__init__()
         for name, parameter in stacked.named_parameters(recurse=False):
             matrix = parameter.detach()
@@ -202,7 +202,7 @@ def selection_biases_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
     return {number: held[name] for number, held in named if name in held}
 
 
-def mixture_of(model: PreTrainedModel) -> Mixture | None:
+def mixture_of(model: PreTrainedModel) -> MixtureOfExperts | None:
     """Return the family's description of a model's MoE blocks; None of a dense model."""
     return mixture_in(model.config.to_dict())
 

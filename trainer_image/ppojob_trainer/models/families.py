@@ -20,7 +20,7 @@ from ppojob_trainer.models.family import (
     Biases,
     Family,
     FeedForward,
-    Mixture,
+    MixtureOfExperts,
     Multimodal,
     Recurrence,
 )
@@ -130,7 +130,7 @@ _GEMMA4: Final = Family(
     ),
     frozen_scalars=("layer_scalar",),
     has_per_layer_sizes=True,
-    mixture=Mixture(
+    mixture=MixtureOfExperts(
         block="",
         router="router",
         router_weight="proj.weight",
@@ -147,12 +147,12 @@ _GEMMA4: Final = Family(
     logit_cap=_CAP,
     overridable=("rms_norm_eps", _CAP),
 )
-_WITH_SHARED: Final = Mixture(
+_WITH_SHARED: Final = MixtureOfExperts(
     shared="shared_expert",
     shared_inner=("shared_expert_intermediate_size",),
     shared_gate="shared_expert_gate",
 )
-_CORRECTED: Final = Mixture(
+_CORRECTED: Final = MixtureOfExperts(
     shared="shared_experts",
     shared_inner=("moe_intermediate_size", "n_shared_experts"),
     dense_first="first_k_dense_replace",
@@ -249,7 +249,7 @@ _GRANITE_SHARED: Final = FeedForward(
     inner="shared_intermediate_size",
     in_moe_layers=True,
 )
-_GRANITE_EXPERTS: Final = Mixture(
+_GRANITE_EXPERTS: Final = MixtureOfExperts(
     "block_sparse_moe",
     inner="intermediate_size",
     router="router",
@@ -352,7 +352,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         has_windows=True,  # chunks
         feed_forward=replace(_FEED_FORWARD_BLOCK, inner="intermediate_size_mlp"),
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             "feed_forward",
             inner="intermediate_size",
             shared="shared_expert",
@@ -393,7 +393,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         qk_norm="each head",
         attention_gate="gate_proj",
         vllm_overrides={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "num_shared_experts"),
             dense_first="num_dense_layers",
@@ -439,7 +439,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         supported={"hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         qk_norm="each head",
-        mixture=Mixture(interval="decoder_sparse_step"),
+        mixture=MixtureOfExperts(interval="decoder_sparse_step"),
     ),
     "laguna": Family(
         "Laguna XS.2, M.1",
@@ -477,7 +477,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_ropes_by_layer=True,
         biases=ATTENTION_BIASES,
         qk_norm="each head",
-        mixture=Mixture(),
+        mixture=MixtureOfExperts(),
         overridable=("rms_norm_eps",),
     ),
     "qwen2_moe": Family(
@@ -496,7 +496,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "router_jitter_noise": (0.0,),
         },
         ropes=(None, "default"),
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", overridable=_TOP_K
         ),
     ),
@@ -510,7 +510,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "rms_norm_eps": (1e-5,),  # which vLLM computes with
         },
         qk_norm="all heads",
-        mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
+        mixture=MixtureOfExperts(inner="intermediate_size", overridable=_TOP_K),
         overridable=("rope_theta",),
     ),
     "deepseek_v2": replace(
@@ -655,7 +655,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         qk_norm="all heads",
         vllm_overrides={"use_routing_bias": True, "scoring_func": "sigmoid"},
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             "block_sparse_moe",
             ("w1", "w3", "w2"),
             "intermediate_size",
@@ -679,7 +679,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=("yarn",),
         biases=ATTENTION_BIASES,
         has_sinks=True,
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             inner="intermediate_size",
             router="router",
             is_stacked=True,
@@ -729,7 +729,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_head_bias=True,
         file_names={".block_sparse_moe.gate.": ".block_sparse_moe.router."},
         vllm_overrides={"architectures": ["PhiMoEForCausalLM"]},
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             "block_sparse_moe",
             ("w1", "w3", "w2"),
             "intermediate_size",
@@ -761,7 +761,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _OLMO2,
         models="FlexOlmo",
         supported={"hidden_act": ("silu",)},
-        mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
+        mixture=MixtureOfExperts(inner="intermediate_size", overridable=_TOP_K),
     ),
     "granite": _GRANITE,
     "granitemoe": _GRANITE_MOE,
@@ -874,7 +874,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "backbone.norm_f.": "model.norm.",
             "backbone.": "model.",
         },
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             "mixer",
             ("up_proj", "down_proj"),
             shared="shared_experts",
@@ -946,7 +946,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"conv_L_cache": 3, "num_dense_layers": 2},
         },
         supported={"conv_bias": (False,), "use_expert_bias": (True,)},
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             "feed_forward",
             ("w1", "w3", "w2"),
             dense_first="num_dense_layers",
@@ -993,7 +993,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Hunyuan-A13B",
         supported={**_HUNYUAN.supported, "hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             inner="intermediate_size",
             shared="shared_mlp",
             shared_inner=("intermediate_size",),
@@ -1023,7 +1023,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         feed_forward=FeedForward(
             {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", _DENSE_WIDTH
         ),
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             inner="intermediate_size",
             shared="shared_experts",
             shared_inner=("intermediate_size", "num_shared_experts"),
@@ -1053,7 +1053,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"moe_layer_start_index": 1, "moe_layer_interval": 1},
         },
         supported={"hidden_act": ("silu",), "use_bias": (False,)},
-        mixture=Mixture(
+        mixture=MixtureOfExperts(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
             may_share_none=True,
@@ -1220,14 +1220,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Qwen3-VL MoE",
         defaults={"num_key_value_heads": 16},
         supported=_EXPERTS_EVERYWHERE,
-        mixture=Mixture(is_stacked=True, overridable=_TOP_K),
+        mixture=MixtureOfExperts(is_stacked=True, overridable=_TOP_K),
     ),
     "qwen3_omni_moe_thinker": replace(
         _QWEN3_VL,
         models="Qwen3-Omni",
         defaults={"num_key_value_heads": 4},
         supported=_EXPERTS_EVERYWHERE,
-        mixture=Mixture(),
+        mixture=MixtureOfExperts(),
         language_module="",
     ),
     "glm4v": replace(
@@ -1296,7 +1296,7 @@ MULTIMODAL: Final[Mapping[str, Multimodal]] = {
 }
 """Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.
 
-By the `model_type` of the whole. `data.picture_forms` says which of them take images.
+By the `model_type` of the whole. `data.image_forms` says which of them take images.
 """
 
 _OF_7B: Final[Mapping[str, Json]] = {

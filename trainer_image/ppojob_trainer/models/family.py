@@ -24,7 +24,7 @@ LANGUAGE_MODULE: Final = "language_model"
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class MixtureOfExperts:
     """MoE blocks of a family; the defaults are Qwen3's."""
 
     # Name of the feed-forward block in files; empty if router and experts belong to the layer.
@@ -167,7 +167,7 @@ class Family:
     norms_embeddings: bool = False  # whether the final norm is also applied to embeddings
     # Parts of weight names in files, and their replacements here, where the two differ.
     file_names: Mapping[str, str] = field(default_factory=dict)
-    mixture: Mixture | None = None  # of MoE models
+    mixture: MixtureOfExperts | None = None  # of MoE models
     # Whether a folder is a multimodal model, of which by default only the language model is
     # trained; see `config_files` and `model_classes`.
     is_multimodal: bool = False

@@ -12,8 +12,8 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.model import ALL_LINEAR, FROM_BASE, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.media.picture_form import PictureForm, ResizablePictureForm, sound_form_of
-from ppojob_trainer.data.media.picture_forms import is_drawn_causally, read_form, why_no_media
+from ppojob_trainer.data.media.image_form import ImageForm, ResizableImageForm, audio_form_of
+from ppojob_trainer.data.media.image_forms import is_drawn_causally, read_form, why_no_media
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.architectures import (
     EMBEDDING,
@@ -265,25 +265,25 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     folder, sizes = spec.model.path, sizes_of(spec.model.path)
     said = {
         "spec.model.freezeVisionTower": None if spec.model.freeze_vision_tower else False,
-        "spec.data.maxPicturePixels": spec.data.max_picture_pixels,
-        "spec.data.minPicturePixels": spec.data.min_picture_pixels,
+        "spec.data.maxImagePixels": spec.data.max_image_pixels,
+        "spec.data.minImagePixels": spec.data.min_image_pixels,
     }
     form = read_form(Path(folder))
     if said["spec.model.freezeVisionTower"] is False and is_drawn_causally(spec, form):
         why = "vLLM on GPUs supports only text for this model, so its vision tower would not train"
         allowed = "remove it, or engine: huggingface"
         yield _conflict("spec.model.freezeVisionTower", False, why, allowed)
-    hears = sound_form_of(form) is not None
-    if sizes is None or (isinstance(form, ResizablePictureForm) and not hears):
+    hears = audio_form_of(form) is not None
+    if sizes is None or (isinstance(form, ResizableImageForm) and not hears):
         return
     config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
     kind = sizes.model_type if isinstance(config, Problem) else config.get("model_type")
     why = f"a model of {kind} has no image input"
     if hears:
-        sees = isinstance(form, PictureForm)
+        sees = isinstance(form, ImageForm)
         if sees:
-            del said["spec.data.maxPicturePixels"], said["spec.data.minPicturePixels"]
-        beside = "so does what sees" if sees else "sees no pictures"
+            del said["spec.data.maxImagePixels"], said["spec.data.minImagePixels"]
+        beside = "so does what sees" if sees else "sees no images"
         why = f"{folder} has a frozen audio encoder, and {beside}"
     elif form is not None:
         del said["spec.model.freezeVisionTower"]

@@ -27,7 +27,7 @@ from ppojob_trainer.models.architectures import (
     nf4_bytes,
     sizes_of,
 )
-from ppojob_trainer.models.config_files import SOUND, TOWER
+from ppojob_trainer.models.config_files import AUDIO, TOWER
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
@@ -61,7 +61,7 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     found = {folder: _count_of(folder) for folder in folders}
     sizes = {name: one.size for name, one in read_weights(Path(spec.model.path)).tensors.items()}
     if not spec.model.freeze_vision_tower:
-        is_tower = {name: name.startswith(TOWER) and not name.startswith(SOUND) for name in sizes}
+        is_tower = {name: name.startswith(TOWER) and not name.startswith(AUDIO) for name in sizes}
         if tower := sum(size for name, size in sizes.items() if is_tower[name]):
             found[TOWER] = tower
     if spec.model.mtp is not None and (model := sizes_of(spec.model.path)) is not None:
@@ -94,7 +94,7 @@ def _count_of(folder: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryUse:
     """Bytes that a rank needs at the least for a model or an engine."""
 
     whole: int  # all of them, host memory included
@@ -103,7 +103,7 @@ class Held:
     saved: int = 0  # the part of `whole` that a checkpoint holds
 
 
-_Shard = Callable[..., Held]
+_Shard = Callable[..., MemoryUse]
 """Function from dtype, parameters, offload and moments to a rank's memory of a model."""
 
 
@@ -153,34 +153,36 @@ def offloads(config: RunConfig, role: RoleName) -> bool:
     return copies or any(offload.get(one, set()) & {"weights", "optimizer"} for one in living)
 
 
-def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
+def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, MemoryUse]:
     """Return the models of a rank of a role, and their copies waiting to be written."""
     spec = config.spec
     if role == "judge" and (judge := spec.judge) is not None:
         ranks = max(1, spec.roles.judge.gpus_per_replica)
         size = _served(judge, parameters.get(judge.path, 0), ranks)
-        return {"judge": Held(size, size, size)} if size else {}
+        return {"judge": MemoryUse(size, size, size)} if size else {}
     held = _models(config, role, parameters)
     copies = sum(one.saved for one in held.values())
     if "reference" in held and spec.algorithm.kl.reference_refresh is not None:
         copies += held["reference"].whole
     if copies and spec.checkpoint.background:
         there = copies if config.topology.role(role).device == "cpu" else 0
-        held[COPIES] = Held(copies, there, there)
+        held[COPIES] = MemoryUse(copies, there, there)
     return held
 
 
-def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
+def _models(
+    config: RunConfig, role: RoleName, parameters: Mapping[str, int]
+) -> dict[str, MemoryUse]:
     """Return the models and the engine of a rank; `parameters` are from `count_parameters`."""
     spec, living = config.spec, config.topology.living_in(role)
     generates = config.topology.generating.role == role and not spec.algorithm.given
     # With a separate device memory models can be offloaded, and a sleeping engine frees its.
     may_offload = config.topology.role(role).device != "cpu"
-    engine: dict[str, Held] = {}
+    engine: dict[str, MemoryUse] = {}
     if generates:
         count, ranks = parameters.get(spec.model.path, 0), spec.rollout.parallelism.tensor
         if size := _served(spec.rollout, count, ranks):
-            engine[ENGINE] = Held(size, size, 0 if may_offload else size)
+            engine[ENGINE] = MemoryUse(size, size, 0 if may_offload else size)
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
@@ -192,7 +194,7 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         for name, count in parameters.items()
     }
     actor = spec.roles.actor_rollout
-    found: dict[str, Held] = {}
+    found: dict[str, MemoryUse] = {}
     if "actorRollout" in living and spec.steps.trains:
         whole, moments = _moments(spec)
         count, adapters = _trained(spec, parameters)
@@ -230,7 +232,7 @@ def _shard_over(layout: TrainingParallelism, spec: PPOJobSpec, *, may_offload: b
 
     def shard(
         dtype: str, count: int, offload: Collection[str], moments: float | None = None
-    ) -> Held:
+    ) -> MemoryUse:
         size = _WEIGHT_BYTES[dtype] * count // ranks
         held = _model(size, offload if may_offload else (), moments)
         fsdp = shards * layout.sequence
@@ -242,7 +244,9 @@ def _shard_over(layout: TrainingParallelism, spec: PPOJobSpec, *, may_offload: b
     return shard
 
 
-def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], shard: _Shard) -> dict[str, Held]:
+def _critics(
+    spec: PPOJobSpec, parameters: Mapping[str, int], shard: _Shard
+) -> dict[str, MemoryUse]:
     critic, role = spec.critic, spec.roles.critic
     if critic is None or role is None:
         return {}
@@ -313,19 +317,19 @@ def cached_state_bytes(sizes: Sizes, number_bytes: int, ranks: int) -> int:
     return layers * layer // ranks
 
 
-def _model(weights: int, offload: Collection[str], moments: float | None) -> Held:
+def _model(weights: int, offload: Collection[str], moments: float | None) -> MemoryUse:
     """Return the memory of a model of so many bytes, with gradients and moments if trained."""
     own, kept = (weights, 0) if moments is None else (2 * weights, int(moments * weights))
     staying = 0 if "optimizer" in offload else kept
     resting = 0 if "weights" in offload else own
     saved = 0 if moments is None else weights + kept
-    return Held(own + kept, active=own + staying, idle=resting + staying, saved=saved)
+    return MemoryUse(own + kept, active=own + staying, idle=resting + staying, saved=saved)
 
 
-def _one_active(models: Sequence[Held]) -> Held:
+def _one_active(models: Sequence[MemoryUse]) -> MemoryUse:
     """Combine several models, one of which computes while the others rest."""
     resting = sum(model.idle for model in models)
-    return Held(
+    return MemoryUse(
         sum(model.whole for model in models),
         active=max(resting - model.idle + model.active for model in models),
         idle=resting,

@@ -12,7 +12,7 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, Mixture
+from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, MixtureOfExperts
 from ppojob_trainer.models.hybrid_layers import EXPERTS, layer_types
 from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason
@@ -62,7 +62,7 @@ def top_k_of(config: Mapping[str, Json]) -> Json:
     return value[0] if isinstance(value, list) and value == value[:1] * len(value) else value
 
 
-def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
+def mixture_in(config: Mapping[str, Json]) -> MixtureOfExperts | None:
     """Return the family's MoE description, None for a dense model of the same family."""
     family = FAMILIES[str(config["model_type"])]
     kinds = layer_types({**family.defaults, **config}) if family.has_one_block else None
@@ -75,7 +75,7 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     return None if is_plain else mixture
 
 
-def dense_layers(config: Mapping[str, Json], mixture: Mixture) -> frozenset[int]:
+def dense_layers(config: Mapping[str, Json], mixture: MixtureOfExperts) -> frozenset[int]:
     """Return the numbers of an MoE model's layers that have a dense block in place of experts."""
     first, interval = count_in(config, mixture.dense_first), count_in(config, mixture.interval) or 1
     named = config.get("mlp_only_layers") if mixture.interval else None
@@ -101,7 +101,7 @@ def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
 
 
 def expert_tensors(
-    mixture: Mixture, experts: int, *, hidden: int, inner: int, latent: int = 0
+    mixture: MixtureOfExperts, experts: int, *, hidden: int, inner: int, latent: int = 0
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Return the names in a layer and shapes of an MoE block's tensors: router and experts.
 
@@ -137,7 +137,7 @@ def expert_tensors(
 
 
 def layers_beside_experts(
-    mixture: Mixture, *, hidden: int, inner: int, latent: int
+    mixture: MixtureOfExperts, *, hidden: int, inner: int, latent: int
 ) -> dict[str, tuple[int, int]]:
     """Return the linear layers of an MoE block besides experts, by their names in a layer.
 
@@ -158,7 +158,9 @@ def layers_beside_experts(
     return found
 
 
-def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+def check_mixture(
+    mixture: MixtureOfExperts, config: Mapping[str, Json], path: Path
+) -> Iterator[Problem]:
     """Report MoE sizes that contradict each other."""
 
     def problem(key: str, why: str, allowed: str, reason: ModelReason) -> Problem:

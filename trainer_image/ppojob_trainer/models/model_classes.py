@@ -41,7 +41,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
-from ppojob_trainer.data.media.picture_files import THINKER
+from ppojob_trainer.data.media.image_files import THINKER
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
 from ppojob_trainer.models.families import MULTIMODAL
@@ -140,7 +140,7 @@ def _language_model(
 
 _UNTIED: Final = {"tie_word_embeddings": False}
 # The number of first layers after which deep image features are added.
-_DEEPSTACK: Final = {"picture_layers": 0, **_UNTIED}
+_DEEPSTACK: Final = {"image_layers": 0, **_UNTIED}
 _MODELS: Final = (
     _language_model("qwen2_vl", Qwen2VLTextModel, Qwen2Config),
     _language_model("qwen2_5_vl", Qwen2_5_VLTextModel, Qwen2Config),
@@ -229,8 +229,8 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
     values: dict[str, Any] = getattr(config, TEXT_SECTION).to_dict()
     for name in ("model_type", "architectures", "_name_or_path"):
         values.pop(name, None)
-    if hasattr(LANGUAGE_MODELS[config.model_type].config_class, "picture_layers"):
-        values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
+    if hasattr(LANGUAGE_MODELS[config.model_type].config_class, "image_layers"):
+        values["image_layers"] = len(config.vision_config.deepstack_visual_indexes)
         # transformers always interleaves; vLLM needs the key.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
     if config.model_type in {"glm4v", "glm4v_moe", "glm_ocr"}:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.family import Mixture
+from ppojob_trainer.models.family import MixtureOfExperts
 from ppojob_trainer.models.mixtures import top_k_of
 
 EXPERT_DTYPE = torch.int16
 """Dtype of stored expert indices."""
 
-Attach = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+AttachLoss = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Function that attaches a loss to router weights, for the backward pass.
 
 From a layer's number, its logits (t, E), its router's own experts (t, k) and weights, to weights.
@@ -38,7 +38,7 @@ class Routes:
         self,
         given: Tensor | None = None,
         sources: Tensor | None = None,
-        attach: Attach | None = None,
+        attach: AttachLoss | None = None,
     ) -> None:
         """Begin a pass, in which routers choose, or follow the experts `given`, (t, layers, k).
 
@@ -50,7 +50,7 @@ class Routes:
         self._chosen: dict[int, Tensor] = {}
 
     def apply(
-        self, layer: int, router: Any, mixture: Mixture, output: tuple[Tensor, ...]
+        self, layer: int, router: Any, mixture: MixtureOfExperts, output: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return a router's output under replay: logits, weights, experts."""
         logits, weights, own = output
@@ -76,7 +76,7 @@ class Routes:
         return torch.stack([self._chosen.get(layer, absent) for layer in range(layers)], dim=1)
 
 
-def _weights_of(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Tensor:
+def _weights_of(router: Any, mixture: MixtureOfExperts, logits: Tensor, chosen: Tensor) -> Tensor:
     """Return the weights of given experts by the router's formula."""
     if mixture.scoring == "sparsemixer":
         return mix_sparsely(logits, router.router_jitter_noise, chosen)[0]
@@ -146,7 +146,7 @@ def _wire_dtype(config: Any) -> type[np.integer[Any]]:
 
 
 def follow_routes(
-    layer: nn.Module, router: nn.Module | None, mixture: Mixture, number: int, count: int
+    layer: nn.Module, router: nn.Module | None, mixture: MixtureOfExperts, number: int, count: int
 ) -> None:
     """Make a layer's router follow the `routes` argument of the layer, if any.
 

@@ -11,7 +11,7 @@ from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, nf4_layers
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
-from ppojob_trainer.parallel.boxes import Join, detached, full_tensor, local_part
+from ppojob_trainer.parallel.boxes import AllGather, detached, full_tensor, local_part
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -65,7 +65,7 @@ def every_adapter(model: nn.Module) -> dict[str, Adapter]:
     return {**adapters_of(outline_of(model)), **adapters_of(model)}
 
 
-def broadcast_by_holders(model: nn.Module, join: Join) -> Join:
+def broadcast_by_holders(model: nn.Module, join: AllGather) -> AllGather:
     """Return `join`, computed by the first stage that holds a tensor, and broadcast to all stages.
 
     The same for the ranks of expert parallelism. A collective of all of them, in the order of the

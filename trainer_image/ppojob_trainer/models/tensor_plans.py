@@ -15,7 +15,7 @@ from ppojob_trainer.models.adapter_names import A, B, M
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.family import Family, Mixture
+from ppojob_trainer.models.family import Family, MixtureOfExperts
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
 from ppojob_trainer.models.mixtures import LATENT
 from ppojob_trainer.models.transformers_modules import recurrent_layers
@@ -182,7 +182,7 @@ def _numbers(family: Family) -> dict[str, Style]:
     return {owner: Style(own) for owner, own in cuts.items()}
 
 
-def _mixture(mixture: Mixture) -> dict[str, Style]:
+def _mixture(mixture: MixtureOfExperts) -> dict[str, Style]:
     """Return the styles of an MoE block, which has one all-reduce for all of its experts."""
     if not mixture.block:
         return _mixture_of_layers(mixture)
@@ -208,7 +208,7 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
     return plan
 
 
-def _mixture_of_layers(mixture: Mixture) -> dict[str, Style]:
+def _mixture_of_layers(mixture: MixtureOfExperts) -> dict[str, Style]:
     """Return the styles of experts that belong to the layer itself, with router and norms."""
     before, beside, behind = mixture.norms
     plan = {

@@ -34,7 +34,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
-from ppojob_trainer.data.media.picture_files import THINKER
+from ppojob_trainer.data.media.image_files import THINKER
 
 
 class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]

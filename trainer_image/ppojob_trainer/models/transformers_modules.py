@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.experts import Experts, StackedExperts, mixture_of
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.family import BIAS_MODULE, Family, Mixture
+from ppojob_trainer.models.family import BIAS_MODULE, Family, MixtureOfExperts
 from ppojob_trainer.models.routes import experts_per_token, follow_routes, mix_sparsely
 
 
@@ -173,7 +173,7 @@ def _add_properties(owner: nn.Module, getters: Mapping[str, Callable[[Any], obje
     owner.__class__ = type(kind.__name__, (kind,), own)
 
 
-def _unify_experts(layer: Any, block: Any, mixture: Mixture) -> None:
+def _unify_experts(layer: Any, block: Any, mixture: MixtureOfExperts) -> None:
     """Unstack the experts of an MoE block, and rename transformers' `mlp` to its name in files."""
     stacked = block.experts
     block.experts = (
@@ -249,7 +249,7 @@ def _make_parameter(module: nn.Module, name: str, dtype: torch.dtype | None = No
     setattr(module, name, nn.Parameter(values.reshape(shape), requires_grad=False))
 
 
-def _unify_router(block: Any, mixture: Mixture) -> None:
+def _unify_router(block: Any, mixture: MixtureOfExperts) -> None:
     """Turn a router's selection bias into an untrained parameter, and compute it in float32."""
     router = getattr(block, mixture.router)
     if bias_module := getattr(router, BIAS_MODULE, None):  # in files it belongs to the block

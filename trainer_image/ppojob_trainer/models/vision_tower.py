@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ppojob_trainer.data.media.image_form import audio_form_of
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.image_grids import MistralImages
+from ppojob_trainer.data.media.image_squares import Lfm2VlImages
+from ppojob_trainer.data.media.images import audio_of, clip_of, opened, unpacked
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_form import sound_form_of
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.picture_grids import Lines
-from ppojob_trainer.data.media.picture_squares import Splits
-from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.stored_tensors import read_tensor
@@ -68,16 +68,16 @@ class VisionTower:
         self,
         embeddings: Tensor,
         places: Tensor,
-        pictures: Sequence[bytes],
+        images: Sequence[bytes],
         rows: Tensor | None = None,
     ) -> dict[str, Tensor | list[Tensor]]:
         """Return the arguments of transformers' decoder for prompts with images.
 
         Embeddings are (b, t, h) of all tokens, `places` (n,) int64 the image tokens among the
-        b * t, `pictures` the images of the prompts in this order, those of each `packed`, and
+        b * t, `images` the images of the prompts in this order, those of each `packed`, and
         `rows` (n,) int64 the rows of their features for the places; None for all.
         """
-        files = [file for prompt in pictures for file in unpacked(prompt)]
+        files = [file for prompt in images for file in unpacked(prompt)]
         features = torch.cat(self.encode(files)).to(embeddings.dtype)
         features = features if rows is None else features[rows]
         first, *deep = torch.split(features, embeddings.shape[-1], dim=-1)
@@ -137,19 +137,19 @@ class VisionTower:
 
     def _process(self, file: bytes) -> Any:
         """Return the tower's inputs for an image, a clip or audio."""
-        audio_form = sound_form_of(self.form)
-        if audio_form is not None and (samples := sound_of(file)) is not None:
+        audio_form = audio_form_of(self.form)
+        if audio_form is not None and (samples := audio_of(file)) is not None:
             options = {"sampling_rate": audio_form.rate, "return_attention_mask": True}
             options["max_length"] = audio_form.read(len(samples))
             made = self._processor(audio_form)(samples, return_tensors="pt", **options)
             frames = made["attention_mask"].sum(-1)
             return {"pixel_values": made["input_features"], "frames": frames}
-        if isinstance(self.form, Splits):
+        if isinstance(self.form, Lfm2VlImages):
             return tower_inputs(opened(file), self.form)
         processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
             options, image = dict(self.form.processor_arguments), opened(file)
-            image = self.form.enlarged(image) if isinstance(self.form, Lines) else image
+            image = self.form.enlarged(image) if isinstance(self.form, MistralImages) else image
             return processor(images=[image], return_tensors="pt", **options)
         frames = [opened(one) for one in clip.frames]
         made = processor(images=frames, do_resize=False, return_tensors="pt")
@@ -196,8 +196,8 @@ def tower_of(model: nn.Module) -> VisionTower | None:
     return tower
 
 
-def tower_inputs(image: Image.Image, form: Splits) -> dict[str, Tensor]:
-    """Return the inputs of LFM2-VL's tower for a picture, which is cut into tiles.
+def tower_inputs(image: Image.Image, form: Lfm2VlImages) -> dict[str, Tensor]:
+    """Return the inputs of LFM2-VL's tower for an image, which is cut into tiles.
 
     transformers has this image processor for torchvision only, which is not installed. These are
     its numbers to the bit where the CPU has AVX2: there torchvision resizes bytes by PyTorch's
@@ -205,7 +205,7 @@ def tower_inputs(image: Image.Image, form: Splits) -> dict[str, Tensor]:
 
     Returns:
         `pixel_values`, (n, y x 3) float32 patches of the tiles, row by row, then of the whole
-        picture, and `spatial_shapes`, (tiles, 2) int64 rows and columns of the patches of each.
+        image, and `spatial_shapes`, (tiles, 2) int64 rows and columns of the patches of each.
     """
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     columns, rows = form.grid(*image.size)
@@ -222,7 +222,7 @@ def tower_inputs(image: Image.Image, form: Splits) -> dict[str, Tensor]:
     return {"pixel_values": patches, "spatial_shapes": torch.tensor(shapes)}
 
 
-def _resized(pixels: Tensor, size: tuple[int, int], form: Splits) -> Tensor:
+def _resized(pixels: Tensor, size: tuple[int, int], form: Lfm2VlImages) -> Tensor:
     """Resize (1, 3, y, x) bytes."""
     if pixels.shape[2:] == size:
         return pixels
@@ -230,7 +230,7 @@ def _resized(pixels: Tensor, size: tuple[int, int], form: Splits) -> Tensor:
     return functional.interpolate(pixels, size, mode=mode, align_corners=False, antialias=True)
 
 
-def _patches(pixels: Tensor, form: Splits) -> Tensor:
+def _patches(pixels: Tensor, form: Lfm2VlImages) -> Tensor:
     """Normalize (1, 3, y, x) bytes, and cut them into patches (n, y x 3)."""
     # In the order of transformers' products.
     mean, std = (

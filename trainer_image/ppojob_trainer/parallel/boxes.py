@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-Join = Callable[[str, Tensor, torch.dtype], Tensor]
+AllGather = Callable[[str, Tensor, torch.dtype], Tensor]
 """Function that all-gathers a named tensor, in its stored dtype; a collective if sharded."""
 
 TensorType = TypeVar("TensorType", bound=Tensor)

@@ -75,7 +75,7 @@ class ExpertRanks:
         return tensor
 
 
-ALONE: Final = ExpertRanks()
+ALL_EXPERTS: Final = ExpertRanks()
 """A rank that holds all experts."""
 
 

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ppojob_trainer.parallel.boxes import local_part, shard_like
 
 
-class HostMemory:
+class HostBuffers:
     """Host memory for tensors of a device; for sharded ones, for this rank's shards.
 
     Buffers are kept and reused: allocating pinned memory is slow.
@@ -64,7 +64,7 @@ class HostMemory:
         return self._buffers[id(storage)][1]
 
 
-class Resident:
+class OffloadableWeights:
     """Weights of a model, which may be offloaded while others compute.
 
     Their gradients are freed with them: none is needed after an update.
@@ -72,7 +72,7 @@ class Resident:
 
     def __init__(self, weights: Iterable[nn.Parameter], *, may_offload: bool) -> None:
         """Take weights on the device; `may_offload`: whether they are ever offloaded."""
-        self.host = HostMemory()
+        self.host = HostBuffers()
         self._weights: Sequence[nn.Parameter] = list(weights) if may_offload else []
 
     def load(self) -> None:
@@ -95,10 +95,10 @@ class Resident:
             self.offload()
 
 
-class SwappedModels(Resident):
+class OffloadableModels(OffloadableWeights):
     """Weights of several models, one of which is on the device; all, without offload."""
 
-    def __init__(self, models: Sequence[Resident]) -> None:
+    def __init__(self, models: Sequence[OffloadableWeights]) -> None:
         super().__init__((), may_offload=False)
         self._models = models
         self.chosen = 0

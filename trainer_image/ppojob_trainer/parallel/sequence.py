@@ -115,7 +115,7 @@ class SequenceRanks:
         return linear_map(values, gather, lambda grad: grad[places])
 
 
-ALONE: Final = SequenceRanks()
+ALL_TOKENS: Final = SequenceRanks()
 """A rank that has all tokens."""
 
 

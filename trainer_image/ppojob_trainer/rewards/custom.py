@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ppojob_api import contract
 from ppojob_trainer.children.user_code import load_module, load_packaged
-from ppojob_trainer.errors import ConfigError, Wrong
+from ppojob_trainer.errors import BadInput, ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.wire import Source
 
@@ -47,7 +47,7 @@ def load_function(
             module = load_module(path, f"ppojob_custom_reward_{position}", pod="reward")
         else:
             module = load_packaged(package, pod="reward")
-    except Wrong as bad:
+    except BadInput as bad:
         raise ConfigError(
             f"{contract.source_field(path) if path else 'source.package'}: {bad}"
         ) from None

@@ -13,7 +13,7 @@ from typing import Final
 
 from ppojob_api import contract
 from ppojob_api.problem import shown
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 from ppojob_trainer.http_calls import (
     ATTEMPT_SECONDS,
     RETRIES,
@@ -128,48 +128,48 @@ def no_truth_needed(ground_truth: Json) -> None:
     """Allow any ground truth, also none."""
 
 
-def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
+def judge_problem(arguments: Mapping[str, Json]) -> BadInput | None:
     """Return the problem of the arguments of a judge."""
     pattern = str(arguments.get("score_pattern", "()"))
     got, allowed = f"score_pattern {pattern!r}", "a regular expression with (...) around the number"
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        return Wrong(got, f"not a regular expression: {error}", allowed)
+        return BadInput(got, f"not a regular expression: {error}", allowed)
     if groups < 1:
-        return Wrong(got, "it has no group", allowed)
+        return BadInput(got, "it has no group", allowed)
     if "{response}" not in (prompt := str(arguments.get("prompt", PROMPT))):
         why = "the prompt lacks the response"
-        return Wrong(f"prompt {shown(prompt)}", why, "{response} where it belongs")
+        return BadInput(f"prompt {shown(prompt)}", why, "{response} where it belongs")
     for name in _BRACED.findall(prompt):
         if not _FIELD.fullmatch(f"{{{name}}}"):
             allowed = "{response}, {ground_truth}, {data_source}, {extra_info.NAME}"
-            return Wrong(f"prompt with {{{name}}}", "it is an unknown placeholder", allowed)
+            return BadInput(f"prompt with {{{name}}}", "it is an unknown placeholder", allowed)
     if "url" in arguments or "key_variable" in arguments:
         if "model" not in arguments:
-            return Wrong(
+            return BadInput(
                 "url without model", "the server selects its model by name", "both, or neither"
             )
         return service_problem(arguments)
     if "model" in arguments:
-        return Wrong("model without url", "spec.judge has a model of its own", "both")
+        return BadInput("model without url", "spec.judge has a model of its own", "both")
     if contract.ENV_JUDGE_URL not in os.environ:
-        return Wrong("no url", "there is no judge", "spec.judge, or url and model")
+        return BadInput("no url", "there is no judge", "spec.judge, or url and model")
     return number_problem(arguments)
 
 
-def service_problem(arguments: Mapping[str, Json]) -> Wrong | None:
+def service_problem(arguments: Mapping[str, Json]) -> BadInput | None:
     """Return the problem of the endpoint or of a number."""
     url, key = str(arguments.get("url", "")), str(arguments.get("key_variable", ""))
     return number_problem(arguments) or endpoint_problem(url, key)
 
 
-def number_problem(arguments: Mapping[str, Json]) -> Wrong | None:
+def number_problem(arguments: Mapping[str, Json]) -> BadInput | None:
     """Return the problem of a number."""
     for name, (is_allowed, why, allowed) in _RANGES.items():
         number = arguments.get(name, 1)
         if isinstance(number, int | float) and not is_allowed(number):
-            return Wrong(f"{name} {number}", why, allowed)
+            return BadInput(f"{name} {number}", why, allowed)
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppojob_trainer import http_calls
-from ppojob_trainer.errors import Wrong
+from ppojob_trainer.errors import BadInput
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards import (
     addition,
@@ -45,7 +45,7 @@ class Scorer:
     # Whether ``score`` takes all responses to a prompt, and returns a list.
     takes_group: bool = False
     # Arguments of the right types -> their problem, if any.
-    arguments_problem: Callable[[Mapping[str, Json]], Wrong | None] = lambda _: None
+    arguments_problem: Callable[[Mapping[str, Json]], BadInput | None] = lambda _: None
     # (time limit of a program, arguments) -> time of a call in addition to the limit of the
     # function.
     seconds: Callable[[float, Mapping[str, Json]], float] = lambda *_: 0.0

@@ -195,7 +195,7 @@ class HuggingFaceEngine(RolloutEngine):
         """Prefill the distinct prompts of `rows`, left-padded, and copy caches to the rows."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
-        keys = [(row.request.prompt, row.request.pictures, row.request.later) for row in rows]
+        keys = [(row.request.prompt, row.request.images, row.request.later) for row in rows]
         place = {key: n for n, key in enumerate(dict.fromkeys(keys))}
         longest = max(len(prompt) for prompt, *_ in place)
         input_ids = torch.zeros(len(place), longest, dtype=torch.int64)
@@ -208,7 +208,7 @@ class HuggingFaceEngine(RolloutEngine):
         given: dict[str, Any] = {"input_ids": input_ids.to(self._home), "position_ids": positions}
         given["attention_mask"] = attention_mask
         ahead = torch.zeros(len(place), 1)
-        if any(pictures for _, pictures, _ in place):
+        if any(images for _, images, _ in place):
             ahead = self._add_images(given, list(place))
         output, experts = self._pass(**given, use_cache=True, logits_to_keep=1)
         for row, key in zip(rows, keys, strict=True) if experts else ():
@@ -234,7 +234,7 @@ class HuggingFaceEngine(RolloutEngine):
         assert tower is not None, "the model takes no images"
         rows = [torch.tensor(tower.form.positions(*prompt)) for prompt in prompts]
         positions, ahead = positions.cpu().expand(len(rows[0]), -1, -1).clone(), []
-        seen = torch.full(input_ids.shape, -1)  # index of the picture at a token; -1 for none
+        seen = torch.full(input_ids.shape, -1)  # index of the image at a token; -1 for none
         for n, (own, prompt) in enumerate(zip(rows, prompts, strict=True)):
             positions[:, n, -own.shape[1] :] = own
             ahead.append(int(own.max()) + 1 - own.shape[1])

@@ -92,7 +92,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     seed: int
-    pictures: bytes = b""  # pictures of the prompt, packed by `data.pictures.packed`
+    images: bytes = b""  # images of the prompt, packed by `data.images.packed`
     later: tuple[int, ...] = ()  # see `MediaForm.places`
 
 

@@ -7,7 +7,7 @@ template between turns), and the policy continues. Only the policy's segments ar
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ppojob_trainer.data.media.pictures import LaterPicture
+from ppojob_trainer.data.media.images import LaterImage
 from ppojob_trainer.rollout.protocol import FinishReason
 from ppojob_trainer.rpc.messages.rollout import OF_DATA
 
@@ -41,7 +41,7 @@ class Trajectory:
     figures: bytes = b""  # JSON of per-row figures; empty for a single-turn row
     tool_seconds: float = field(default=0.0, compare=False)
     experts: bytes = b""  # see `Finished`
-    pictures: tuple[LaterPicture, ...] = ()  # after the prompt
+    images: tuple[LaterImage, ...] = ()  # after the prompt
 
     @property
     def tokens(self) -> list[int]:

@@ -252,7 +252,7 @@ def _image_model(part: PreTrainedConfig, form: MediaForm) -> type | None:
     )
     registered = vllm.ModelRegistry.models.get(names[0])
     mixin = (
-        vllm_bidirectional.BidirectionalPictures
+        vllm_bidirectional.BidirectionalImages
         if form.sees_ahead
         else vllm_models.VisionLanguageModel
     )

@@ -29,11 +29,11 @@ class _Runs(NamedTuple):
     blocks: Tensor  # (runs, b) int32, cache blocks of its row
 
 
-class BidirectionalPictures(VisionLanguageModel):
-    """A language model whose tokens of one picture attend to each other."""
+class BidirectionalImages(VisionLanguageModel):
+    """A language model whose tokens of one image attend to each other."""
 
     marked: Tensor | None = None
-    """(tokens of a step,) bool, True for picture tokens."""
+    """(tokens of a step,) bool, True for image tokens."""
 
     def embed_input_ids(
         self,
@@ -53,7 +53,7 @@ class BidirectionalPictures(VisionLanguageModel):
 class _BidirectionalAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
     """Attention of one layer of such a model."""
 
-    model: BidirectionalPictures
+    model: BidirectionalImages
 
     def forward(
         self,

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.data.media.image_forms import read_form
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.model_classes import language_config
@@ -136,7 +136,7 @@ class VllmEngine(RolloutEngine):
         self._on_cpu = device == "cpu"
         config = language_config(model_folder)
         self._vocab_size = int(config.vocab_size)
-        self._pictures = self._media_form(model_folder)
+        self._images = self._media_form(model_folder)
         self._adapters = None if lora is None else vllm_weights.ADAPTERS
         self._tells_experts = records_experts
         dtype = DTYPES[rollout.dtype]
@@ -149,7 +149,7 @@ class VllmEngine(RolloutEngine):
             arguments.hf_overrides = partial(
                 vllm_arguments.model_config,
                 changes=overrides or {},
-                form=self._pictures,
+                form=self._images,
             )
             if lora is not None:
                 self._reserve_adapters(arguments, lora)
@@ -161,7 +161,7 @@ class VllmEngine(RolloutEngine):
                 if (refused := refusal(problem)) is not None:
                     raise refused from None
                 raise
-        if self._pictures is not None:
+        if self._images is not None:
             self._attach_tower(model_folder, dtype, torch.device(device))
         records = records_experts and self._on_cpu
         self._experts = vllm_experts.ExpertRecorder(self._engine) if records else None
@@ -192,7 +192,7 @@ class VllmEngine(RolloutEngine):
 
     def _attach_tower(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._engine.apply_model(partial(attach_tower, folder=folder, dtype=dtype, device=device))
-        if self._pictures is not None and self._pictures.sees_ahead:
+        if self._images is not None and self._images.sees_ahead:
             self._engine.apply_model(vllm_bidirectional.make_bidirectional)
 
     def submit(self, request: Request) -> None:
@@ -209,7 +209,7 @@ class VllmEngine(RolloutEngine):
         )
         vllm_id = self._engine.add_request(
             request.request_id,
-            vllm_models.prompt_of(request, self._pictures),
+            vllm_models.prompt_of(request, self._images),
             vllm_arguments.sampling_params(request.sampling, request.seed),
             lora_request=self._adapters,
         )
@@ -270,7 +270,7 @@ class VllmEngine(RolloutEngine):
 
     def _without_tower(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Return the weights of the language model; those of the tower are loaded first."""
-        if self._pictures is None:
+        if self._images is None:
             return iter(tensors)
         (tower,) = self._engine.apply_model(tower_of)
         return tower.load_weights(tensors)

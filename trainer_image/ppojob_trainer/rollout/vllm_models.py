@@ -36,14 +36,14 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import BaseProcessingInfo
 
+from ppojob_trainer.data.media.images import unpacked
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
 
 _DYNAMIC = {
     **dict.fromkeys(("input_ids", "intermediate_tensors", "inputs_embeds"), 0),
-    "positions": -1,  # of pictures, in three rows
+    "positions": -1,  # of images, in three rows
 }
 _FUSED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
 
@@ -104,7 +104,7 @@ def _fuse(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[
             yield f"{layer}.in_proj_{fused}.weight", torch.cat(by_head, dim=1).flatten(0, 1)
 
 
-class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
+class _ImageInfo(BaseProcessingInfo):  # type: ignore[misc]
     def get_supported_mm_limits(self) -> Mapping[str, None]:
         return {"image": None}
 
@@ -116,21 +116,21 @@ class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
 
 
 @dataclass(slots=True)
-class _PictureInputs:
+class _ImageInputs:
     """Replaces vLLM's processor, which needs a tokenizer and torchvision."""
 
-    info: _PictureInfo
+    info: _ImageInfo
     dummies: None
 
 
 class VisionLanguageModel(SupportsMultiModal):  # type: ignore[misc]
     """The trainer's vision tower, mixed into the language model of a vision family."""
 
-    def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
+    def embed_multimodal(self, *, image: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
         """Return the tower's embeddings of encoded image files, (bytes,) uint8 each."""
         tower = tower_of(self)
         assert tower is not None, "attached before the first request"
-        return tower.encode([file.numpy().tobytes() for file in picture])
+        return tower.encode([file.numpy().tobytes() for file in image])
 
     def embed_input_ids(
         self,
@@ -203,7 +203,7 @@ class _VisionMRoPE(VisionLanguageModel, SupportsMRoPE):  # type: ignore[misc]
 
 def _registered(kind: type[nn.Module]) -> type[nn.Module]:
     MULTIMODAL_REGISTRY.register_processor(
-        _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
+        _ImageInputs, info=_ImageInfo, dummy_inputs=lambda info: None
     )(kind)
     ModelRegistry.register_model(kind.__name__, kind)
     return kind
@@ -275,7 +275,7 @@ class _VisionDeepstack(_VisionMRoPE):
     @cached_property
     def _deep_features(self) -> Tensor:
         """Return (t, d, h), allocated by the first pass: a sleeping engine drops earlier memory."""
-        depth = self.config.picture_layers
+        depth = self.config.image_layers
         size = (self._most_tokens, depth, self.config.hidden_size)
         return self.model.embed_tokens.weight.new_zeros(size)
 
@@ -344,27 +344,27 @@ ModelRegistry.register_model(UnfusedQwen3Next.__name__, UnfusedQwen3Next)
 def prompt_of(request: Request, form: MediaForm | None) -> TokensInput | MultiModalInput:
     """Return a request's prompt in vLLM's format."""
     ids = list(request.prompt)
-    if not request.pictures:
+    if not request.images:
         return tokens_input(ids)
     assert form is not None, "the model takes no images"
-    return mm_input(ids, *_shown(form, request.prompt, request.pictures, request.later))
+    return mm_input(ids, *_shown(form, request.prompt, request.images, request.later))
 
 
 @lru_cache(maxsize=1)  # consecutive samples of a prompt share one copy of its files
 def _shown(
-    form: MediaForm, prompt: tuple[int, ...], pictures: bytes, later: tuple[int, ...]
+    form: MediaForm, prompt: tuple[int, ...], images: bytes, later: tuple[int, ...]
 ) -> tuple[Any, Any, Any]:
-    """Return items, hashes and places of a prompt's pictures; caches key them by file."""
+    """Return items, hashes and places of a prompt's images; caches key them by file."""
     field = MultiModalBatchedField(keep_on_cpu=True)
-    rows = torch.tensor(form.positions(prompt, pictures, later))
+    rows = torch.tensor(form.positions(prompt, images, later))
     positions = MultiModalFieldElem(rows, field)
     items, hashes = [], []
-    for file in unpacked(pictures):
+    for file in unpacked(images):
         content = torch.frombuffer(bytearray(file), dtype=torch.uint8)
-        picture = MultiModalFieldElem(content, field)
-        items.append(MultiModalKwargsItem({"picture": picture, "positions": positions}))
+        image = MultiModalFieldElem(content, field)
+        items.append(MultiModalKwargsItem({"image": image, "positions": positions}))
         hashes.append(hashlib.sha256(file).hexdigest())
-    places = [_range(own) for own in form.places(prompt, pictures, later)]
+    places = [_range(own) for own in form.places(prompt, images, later)]
     return MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}
 
 

@@ -33,7 +33,7 @@ from ppojob_trainer.models.architectures import (
     sizes_by,
 )
 from ppojob_trainer.models.config_files import file_name
-from ppojob_trainer.models.family import CORRECTION, Mixture
+from ppojob_trainer.models.family import CORRECTION, MixtureOfExperts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.protocol import RolloutError
@@ -134,7 +134,7 @@ class EngineWeights:
 
 
 def _by_expert(
-    tensors: Iterable[tuple[str, Tensor]], mixture: Mixture | None
+    tensors: Iterable[tuple[str, Tensor]], mixture: MixtureOfExperts | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Split stacked experts into single ones, unless vLLM's model reads stacks.
 

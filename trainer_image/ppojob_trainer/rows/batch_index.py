@@ -23,10 +23,10 @@ class BatchIndex(msgspec.Struct, frozen=True):
     lengths: tuple[int, ...]  # (rows,) tokens of each response
     samples: int  # rows a group
     owners: tuple[int, ...]  # (groups,) the rank that holds each group, prompt and rows together
-    # (groups,) bytes of the pictures of each prompt; empty if no prompt has any
-    picture_bytes: tuple[int, ...] = ()
-    # (rows,) bytes of the pictures after the prompt; empty likewise
-    later_picture_bytes: tuple[int, ...] = ()
+    # (groups,) bytes of the images of each prompt; empty if no prompt has any
+    image_bytes: tuple[int, ...] = ()
+    # (rows,) bytes of the images after the prompt; empty likewise
+    later_image_bytes: tuple[int, ...] = ()
     # (groups,) number of the reference model of each; empty if there is one for all
     teachers: tuple[int, ...] = ()
     # (rows,) tokens of the reference's prompt of each row; empty if it reads the prompts
@@ -42,8 +42,8 @@ class BatchIndex(msgspec.Struct, frozen=True):
 
     @property
     def later_bytes(self) -> tuple[int, ...]:
-        """Return (groups,) bytes of the pictures after the prompt, over all rows of each."""
-        return self._of_groups(self.later_picture_bytes)
+        """Return (groups,) bytes of the images after the prompt, over all rows of each."""
+        return self._of_groups(self.later_image_bytes)
 
     @property
     def teacher_prompt_tokens(self) -> tuple[int, ...]:
@@ -87,8 +87,8 @@ class BatchIndex(msgspec.Struct, frozen=True):
             lengths=self.lengths,
             samples=self.samples // parts,
             owners=_each(self.owners, parts),
-            picture_bytes=_each(self.picture_bytes, parts),
-            later_picture_bytes=self.later_picture_bytes,
+            image_bytes=_each(self.image_bytes, parts),
+            later_image_bytes=self.later_image_bytes,
             teachers=_each(self.teachers, parts),
             teacher_prompt_lengths=self.teacher_prompt_lengths,
         )
@@ -100,8 +100,8 @@ class BatchIndex(msgspec.Struct, frozen=True):
             lengths=tuple(n for p in positions for n in self.group_lengths(p)),
             samples=self.samples,
             owners=tuple(self.owners[p] for p in positions),
-            picture_bytes=tuple(self.picture_bytes[p] for p in positions if self.picture_bytes),
-            later_picture_bytes=self._of_rows(self.later_picture_bytes, positions),
+            image_bytes=tuple(self.image_bytes[p] for p in positions if self.image_bytes),
+            later_image_bytes=self._of_rows(self.later_image_bytes, positions),
             teachers=tuple(self.teachers[p] for p in positions if self.teachers),
             teacher_prompt_lengths=self._of_rows(self.teacher_prompt_lengths, positions),
         )

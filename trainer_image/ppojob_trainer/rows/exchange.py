@@ -124,10 +124,10 @@ def _moved(
     prompts = [] if experience is None else experience.prompts
     taught = [] if experience is None else experience.teacher_prompts
     names = (*ROLLOUT_COLUMNS, *columns)
-    sizes = index.picture_bytes or (0,) * index.num_groups
-    of_prompts = b"".join([] if experience is None else experience.pictures)
-    of_rows = b"".join([] if experience is None else experience.later_pictures)
-    flat_prompts, flat_taught, flat_pictures, flat_later, *arrived = _move(
+    sizes = index.image_bytes or (0,) * index.num_groups
+    of_prompts = b"".join([] if experience is None else experience.images)
+    of_rows = b"".join([] if experience is None else experience.later_images)
+    flat_prompts, flat_taught, flat_images, flat_later, *arrived = _move(
         link,
         route,
         [
@@ -138,9 +138,9 @@ def _moved(
             *((_values(experience, name), _entries(index, name)) for name in names),
         ],
     )
-    pictures = _split(flat_pictures, sizes, route.needed) if index.picture_bytes else []
+    images = _split(flat_images, sizes, route.needed) if index.image_bytes else []
     needed = index.select(route.needed)
-    later = torch.split_with_sizes(flat_later, list(needed.later_picture_bytes))
+    later = torch.split_with_sizes(flat_later, list(needed.later_image_bytes))
     of_teacher = torch.split_with_sizes(flat_taught, list(needed.teacher_prompt_lengths))
     moved: dict[str, Any] = dict(zip(names, arrived, strict=True))
     lengths = [length for p in route.needed for length in index.group_lengths(p)]
@@ -148,8 +148,8 @@ def _moved(
         prompts=_split(flat_prompts, index.prompt_lengths, route.needed),
         row_groups=torch.arange(len(route.needed)).repeat_interleave(index.samples),
         lengths=torch.tensor(lengths, dtype=torch.int64),
-        pictures=[one.numpy().tobytes() for one in pictures],
-        later_pictures=[one.numpy().tobytes() for one in later],
+        images=[one.numpy().tobytes() for one in images],
+        later_images=[one.numpy().tobytes() for one in later],
         teacher_prompts=list(of_teacher),
         **moved,
     )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.media.pictures import LaterPicture, unpacked_later
+from ppojob_trainer.data.media.images import LaterImage, unpacked_later
 
 
 @dataclass(slots=True)
@@ -87,10 +87,10 @@ class Experience:
     prompt_experts: Tensor | None = None
     # (tokens,) int64, how often the updates train on the row; None for once
     copies: Tensor | None = None
-    # (groups,) pictures of each prompt (`pictures.packed`); empty if no prompt has any
-    pictures: list[bytes] = field(default_factory=list)
-    # (rows,) pictures of each row after the prompt (`pictures.packed_later`); empty likewise
-    later_pictures: list[bytes] = field(default_factory=list)
+    # (groups,) images of each prompt (`images.packed`); empty if no prompt has any
+    images: list[bytes] = field(default_factory=list)
+    # (rows,) images of each row after the prompt (`images.packed_later`); empty likewise
+    later_images: list[bytes] = field(default_factory=list)
     # (groups,) number of the reference model of each; empty if there is one for all
     teachers: list[int] = field(default_factory=list)
     # (rows,) token ids of the reference's prompt of each row; empty if it reads `prompts`
@@ -168,7 +168,7 @@ class Experience:
             rows,
             prompts=[self.teacher_prompts[row] for row in numbers],
             row_groups=torch.tensor([numbers[row] for row in firsts], dtype=torch.int64),
-            pictures=[self.pictures[group] for group in divided if self.pictures],
+            images=[self.images[group] for group in divided if self.images],
             teachers=[self.teachers[group] for group in divided if self.teachers],
         )
 
@@ -186,7 +186,7 @@ class Experience:
             prompts=[self.prompts[group] for group in groups.tolist()],
             row_groups=torch.arange(len(groups)).repeat_interleave(rows),
             prompt_experts=None if of_prompts is None else of_prompts[self.prompt_index(groups)],
-            pictures=[self.pictures[group] for group in groups.tolist() if self.pictures],
+            images=[self.images[group] for group in groups.tolist() if self.images],
             teachers=[self.teachers[group] for group in groups.tolist() if self.teachers],
         )
 
@@ -215,8 +215,8 @@ class Experience:
             ),
             lengths=self.lengths[rows],
             prompt_experts=of_prompts,
-            pictures=[self.pictures[group] for group in positions if self.pictures],
-            later_pictures=[self.later_pictures[row] for row in rows if self.later_pictures],
+            images=[self.images[group] for group in positions if self.images],
+            later_images=[self.later_images[row] for row in rows if self.later_images],
             teachers=[self.teachers[group] for group in positions if self.teachers],
             teacher_prompts=[self.teacher_prompts[row] for row in rows if self.teacher_prompts],
             **columns,
@@ -244,8 +244,8 @@ def joined(parts: Sequence[Experience]) -> Experience:
             [part.row_groups + first for part, first in zip(parts, groups, strict=False)]
         ),
         lengths=torch.cat([part.lengths for part in parts]),
-        pictures=_joined_files([(part.pictures, part.num_groups) for part in parts]),
-        later_pictures=_joined_files([(part.later_pictures, part.num_rows) for part in parts]),
+        images=_joined_files([(part.images, part.num_groups) for part in parts]),
+        later_images=_joined_files([(part.later_images, part.num_rows) for part in parts]),
         teachers=[one for part in parts for one in part.teachers],
         teacher_prompts=[one for part in parts for one in part.teacher_prompts],
         **columns,
@@ -253,7 +253,7 @@ def joined(parts: Sequence[Experience]) -> Experience:
 
 
 def _joined_files(parts: Sequence[tuple[list[bytes], int]]) -> list[bytes]:
-    """Concatenate pictures of parts, and their number; empty if no part has any."""
+    """Concatenate images of parts, and their number; empty if no part has any."""
     if not any(files for files, _ in parts):
         return []
     return [file for files, count in parts for file in files or [b""] * count]
@@ -262,15 +262,15 @@ def _joined_files(parts: Sequence[tuple[list[bytes], int]]) -> list[bytes]:
 def turn_anchors(rows: Experience) -> Tensor:
     """Return (tokens,) int64 hashes of the input before each turn, to compare turns of equal state.
 
-    A turn is a run of trained tokens. At its first token is a hash of the tokens and pictures since
+    A turn is a run of trained tokens. At its first token is a hash of the tokens and images since
     the turn before, 0 elsewhere. For the first turn of a row, it is the hash of nothing.
     """
     anchors = np.zeros(rows.response_tokens.numel(), np.int64)
     tokens, mask, begin = rows.response_tokens.numpy(), rows.mask.numpy(), 0
-    later = rows.later_pictures or [b""] * rows.num_rows
-    for pictures, length in zip(later, rows.lengths.tolist(), strict=True):
+    later = rows.later_images or [b""] * rows.num_rows
+    for images, length in zip(later, rows.lengths.tolist(), strict=True):
         row = slice(begin, begin + length)
-        _set_anchors(anchors[row], tokens[row], mask[row], unpacked_later(pictures))
+        _set_anchors(anchors[row], tokens[row], mask[row], unpacked_later(images))
         begin += length
     return torch.from_numpy(anchors)
 
@@ -279,21 +279,21 @@ def _set_anchors(
     anchors: npt.NDArray[np.int64],
     tokens: npt.NDArray[np.int64],
     mask: npt.NDArray[np.bool_],
-    pictures: Sequence[LaterPicture],
+    images: Sequence[LaterImage],
 ) -> None:
     """Write the anchors of a row."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     before = 0
     for begin, end in edges.reshape(-1, 2).tolist():
         state = hashlib.blake2b(tokens[before:begin].tobytes(), digest_size=8)
-        for picture in pictures:
-            if before <= picture.start < begin:
-                state.update(picture.file)
+        for image in images:
+            if before <= image.start < begin:
+                state.update(image.file)
         anchors[begin] = int.from_bytes(state.digest(), "little", signed=True)
         before = end
 
 
-_OTHERS = ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures",
+_OTHERS = ("prompts", "row_groups", "lengths", "prompt_experts", "images", "later_images",
            "teachers", "teacher_prompts")  # fmt: skip
 TOKEN_COLUMNS = tuple(one.name for one in fields(Experience) if one.name not in _OTHERS)
 """Names of the columns with one entry per response token."""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, REWARD_COLUMN
-from ppojob_trainer.data.media.pictures import LaterPicture
+from ppojob_trainer.data.media.images import LaterImage
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.records import ValueKind
@@ -33,9 +33,9 @@ _SEGMENT: Final = pa.struct(
     ]
 )
 _VERSION: Final = "segments.list.element.version"
-_PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
+_IMAGE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
 _GROUP_ROWS: Final = 16
-"""Rows per row group of a part with pictures, so that reading a few rows reads few others."""
+"""Rows per row group of a part with images, so that reading a few rows reads few others."""
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -55,7 +55,7 @@ SCHEMA: Final = pa.schema(
         ("rollout_logprobs", pa.list_(pa.float32())),
         ("segments", pa.list_(_SEGMENT)),
         ("experts", pa.binary()),
-        ("pictures", pa.list_(_PICTURE)),
+        ("pictures", pa.list_(_IMAGE)),
         ("picture_bytes", pa.int64()),
         ("figures", pa.string()),
         ("extra_info", pa.string()),
@@ -71,8 +71,8 @@ SCHEMA: Final = pa.schema(
   of the data that are trained (algorithm.guidance). `reward` is a tool's reward for a turn.
   `begins_context`: a new context begins here, without the tokens before it.
 - `experts`: experts of each token that the engine read, in every layer; null if not recorded.
-- `pictures`: pictures from tools, each with its first token in the response; null if there are
-  none; `picture_bytes` is their encoded size, null for 0.
+- `images`: images from tools, each with its first token in the response; null if there are
+  none; `image_bytes` is their encoded size, null for 0.
 - `figures`: JSON object of turns and calls; null for rows of one turn.
 - `extra_info`: JSON object.
 - `reward_values`: JSON object of the values that scorers returned besides the score.
@@ -161,7 +161,7 @@ def read_row_metadata(parts: Iterable[Path]) -> tuple[list[RowMetadata], list[fl
             row["truncated"],
             figures=(row["figures"] or "").encode(),
             versions=tokens_by_version((one["version"], one["tokens"]) for one in row["segments"]),
-            later_picture_bytes=row["picture_bytes"] or 0,
+            later_image_bytes=row["picture_bytes"] or 0,
         )
         for row in rows
     ]
@@ -169,9 +169,9 @@ def read_row_metadata(parts: Iterable[Path]) -> tuple[list[RowMetadata], list[fl
     return metadata, scores, [row["reward_values"].encode() for row in rows]
 
 
-def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...]:
-    """Return the pictures of a row from the column of this name."""
-    return tuple(LaterPicture(**one) for one in cell or ())
+def later_images(cell: list[dict[str, Any]] | None) -> tuple[LaterImage, ...]:
+    """Return the images of a row from the column of this name."""
+    return tuple(LaterImage(**one) for one in cell or ())
 
 
 def has_given(part: Path) -> bool:

@@ -14,7 +14,7 @@ class RowMetadata(msgspec.Struct, frozen=True, array_like=True):
     figures: bytes = b""  # `RowFigures` as JSON; empty for a single-turn row
     tool_seconds: float | None = None  # time in tool calls; None for a single-turn row or from disk
     versions: dict[int, int] = {}  # tokens by version of the generating weights, or `OF_DATA`
-    later_picture_bytes: int = 0  # of the pictures after the prompt
+    later_image_bytes: int = 0  # of the images after the prompt
 
 
 def tokens_by_version(segments: Iterable[tuple[int | None, int]]) -> dict[int, int]:

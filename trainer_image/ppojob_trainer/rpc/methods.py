@@ -45,8 +45,8 @@ class Method(Generic[Request, Answer]):
     has_attempt: bool = True  # whether the request id contains the attempt of the role
 
 
-PICTURES_BYTES = 2_048 * MEBI
-"""Limit of the prompts of a whole validation with pictures."""
+IMAGES_BYTES = 2_048 * MEBI
+"""Limit of the prompts of a whole validation with images."""
 GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
 """Roles whose ranks generate and call tools."""
 
@@ -56,17 +56,17 @@ START = Method("start", pods.StartRanks, pods.PodStatus, once=False)
 
 RESTORE = Method("restore", saving.Restore, Nothing)
 SYNC_WEIGHTS = Method("sync_weights", rollout.SyncWeights, Nothing)
-GENERATE = Method("generate", rollout.Generate, rollout.Generated, limit_bytes=PICTURES_BYTES)
+GENERATE = Method("generate", rollout.Generate, rollout.Generated, limit_bytes=IMAGES_BYTES)
 ROWS_DRAWN = Method("rows_drawn", rollout.AskRowsDrawn, rollout.RowsDrawn, once=False)
-BRING_WEIGHTS = Method("bring_weights", rollout.BringWeights, Nothing)
-HAND_OVER = Method("hand_over", rollout.HandOver, Nothing)
-RECALL = Method("recall", rollout.Recall, rollout.Recalled, once=False)
-LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=PICTURES_BYTES)
-DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=PICTURES_BYTES)
+SYNC_ENGINE_WEIGHTS = Method("sync_engine_weights", rollout.SyncEngineWeights, Nothing)
+TRANSFER_ROWS = Method("transfer_rows", rollout.TransferRows, Nothing)
+QUERY_ROWS = Method("recall", rollout.QueryRows, rollout.QueriedRows, once=False)
+LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=IMAGES_BYTES)
+DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=IMAGES_BYTES)
 MEASURE_LOSS = Method(
-    "measure_loss", demonstrations.GivenRows, PassStatistics, limit_bytes=PICTURES_BYTES
+    "measure_loss", demonstrations.GivenRows, PassStatistics, limit_bytes=IMAGES_BYTES
 )
-SUPERVISE = Method("supervise", demonstrations.GivenRows, Nothing, limit_bytes=PICTURES_BYTES)
+SUPERVISE = Method("supervise", demonstrations.GivenRows, Nothing, limit_bytes=IMAGES_BYTES)
 SEND_TEXTS = Method("send_texts", scoring.SendTexts, Nothing)
 PUT_TEXTS = Method(
     "put_texts",
@@ -79,7 +79,7 @@ PUT_TEXTS = Method(
 """Not work, although it changes state: it is idempotent and handled during work."""
 SCORE = Method("score", scoring.Score, scoring.Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method(
-    "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=PICTURES_BYTES
+    "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=IMAGES_BYTES
 )
 ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_attempt=False)
 """Its callers do not know the attempt of the role; any attempt can answer."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 from PIL import Image
 
 from ppojob_api.problem import printable
-from ppojob_trainer.data.media.pictures import MOST_BYTES, encoded
+from ppojob_trainer.data.media.images import MOST_BYTES, encoded
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
 
@@ -50,10 +50,10 @@ class Reply(NamedTuple):
 
 
 def read_answer(value: object) -> tuple[str, list[bytes], float]:
-    """Read the text, the encoded pictures and the reward that a tool returned, as in verl.
+    """Read the text, the encoded images and the reward that a tool returned, as in verl.
 
     The value is a response, or a tuple (response, reward, metrics), of which the last two may be
-    omitted. A response is text, a PIL picture or a list of them, verl's `ToolResponse`, a dict,
+    omitted. A response is text, a PIL image or a list of them, verl's `ToolResponse`, a dict,
     which becomes JSON, or any other object, which is converted by `str`.
     """
     if not isinstance(value, tuple):
@@ -66,28 +66,28 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
 
 
 def response(text: str, images: Sequence[Json]) -> object:
-    """Build the input of `read_answer` from a service's text and pictures in base64."""
+    """Build the input of `read_answer` from a service's text and images in base64."""
     files = [file_in_base64(image) for image in images]
     return SimpleNamespace(text=text, image=files, video=None) if files else text
 
 
 def file_in_base64(image: Json) -> bytes:
-    """Decode a picture, also of a `data:` URL."""
+    """Decode an image, also of a `data:` URL."""
     text = str(image).rpartition(";base64,")[2]
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except ValueError:
-        raise BadResult("BadAnswer", shown(image), "a picture is a file in base64") from None
+        raise BadResult("BadAnswer", shown(image), "an image is a file in base64") from None
 
 
-def check_pictures(pictures: Sequence[bytes], *, are_shown: bool) -> None:
-    """Refuse pictures that the model cannot be shown, or that are too large together."""
-    if pictures and not are_shown:
+def check_images(images: Sequence[bytes], *, are_shown: bool) -> None:
+    """Refuse images that the model cannot be shown, or that are too large together."""
+    if images and not are_shown:
         why = "the model, its chat template, critic or reference takes none after the prompt"
-        raise BadResult("BadAnswer", "a picture", why)
-    if (size := sum(map(len, pictures))) > MOST_BYTES:
-        why = f"all pictures of a row together have at most {MOST_BYTES}"
-        raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
+        raise BadResult("BadAnswer", "an image", why)
+    if (size := sum(map(len, images))) > MOST_BYTES:
+        why = f"all images of a row together have at most {MOST_BYTES}"
+        raise BadResult("BadAnswer", f"images of {size} bytes", why)
 
 
 def read_reply(value: object) -> Reply:
@@ -165,25 +165,25 @@ def _response(response: Any) -> tuple[str, list[bytes]]:
     if isinstance(response, str):
         return str.__str__(response), []
     if isinstance(response, Image.Image):
-        return "", [_picture(response)]
+        return "", [_image(response)]
     if all(hasattr(response, name) for name in ("text", "image", "video")):
         if response.video:
-            raise BadResult("BadAnswer", "a video", "a response is text and pictures here")
+            raise BadResult("BadAnswer", "a video", "a response is text and images here")
         text, _ = _response(response.text or "")
-        return text, [_picture(one) for one in response.image or () if one is not None]
+        return text, [_image(one) for one in response.image or () if one is not None]
     if isinstance(response, list) and any(isinstance(one, Image.Image) for one in response):
-        return "", [_picture(one) for one in response]
+        return "", [_image(one) for one in response]
     if isinstance(response, dict):
         return json.dumps(response, ensure_ascii=False), []
     return str(response), []
 
 
-def _picture(one: object) -> bytes:
+def _image(one: object) -> bytes:
     if isinstance(one, Image.Image):
         try:
             return encoded(one)
         except ValueError as error:
-            raise BadResult("BadAnswer", f"a picture of mode {one.mode}", str(error)) from None
+            raise BadResult("BadAnswer", f"an image of mode {one.mode}", str(error)) from None
     if not isinstance(one, bytes):
-        raise BadResult("BadAnswer", shown(one), "a picture is a PIL image, or a file as bytes")
+        raise BadResult("BadAnswer", shown(one), "an image is a PIL image, or a file as bytes")
     return one

@@ -22,10 +22,10 @@ from ppojob_trainer.children.user_code import ImportFolder, raised, run_coroutin
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
+from ppojob_trainer.rpc.messages.agents import SeenImage, ToolAnswer
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools import wire
-from ppojob_trainer.tools.answers import check_pictures, for_the_model, read_answer, read_reply
+from ppojob_trainer.tools.answers import check_images, for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.custom import (
@@ -131,18 +131,18 @@ class Tools:
             self._imports.enter(tool.folder)
             value = self._finished(self._called(tool, request))
             if isinstance(value, wire.ModelRequest):
-                asked = _encode_json(msgspec.structs.replace(value, pictures=[]))
-                return wire.ToolCalled(number, ToolAnswer("", asked=asked), value.pictures)
+                asked = _encode_json(msgspec.structs.replace(value, images=[]))
+                return wire.ToolCalled(number, ToolAnswer("", asked=asked), value.images)
             if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
                 encoded = _encode_json(context) if context else b""
                 reply = ToolAnswer(text, score, ends=ends, context=encoded)
                 return wire.ToolCalled(number, reply)
-            text, pictures, reward = read_answer(value)
-            check_pictures(pictures, are_shown=request.pictures is not None)
+            text, images, reward = read_answer(value)
+            check_images(images, are_shown=request.images is not None)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
-            return wire.ToolCalled(number, ToolAnswer(text, reward), pictures)
+            return wire.ToolCalled(number, ToolAnswer(text, reward), images)
         except BadResult as bad:
             return wire.ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
         except ProgramRaised as of_program:
@@ -158,9 +158,9 @@ class Tools:
             return self._environments.call(request)
         decode = _decode_conversation if tool.is_user else _decode_json
         created = _decode_json(request.created)
-        given: tuple[object, ...] = () if tool.is_user else (request.pictures or [],)
+        given: tuple[object, ...] = () if tool.is_user else (request.images or [],)
         if isinstance(tool.call, Program):
-            given = (request.pictures,)
+            given = (request.images,)
         return tool.call(decode(request.arguments), created, request.instance, *given)
 
     def _finished(self, value: object) -> object:
@@ -236,9 +236,9 @@ class Tools:
             arguments: dict[str, Json],
             created: dict[str, Json],
             _: str,
-            pictures: Sequence[SeenPicture],
+            images: Sequence[SeenImage],
         ) -> object:
-            return tool.answer(Call(arguments, created, config, sandbox, pictures))
+            return tool.answer(Call(arguments, created, config, sandbox, images))
 
         return call
 

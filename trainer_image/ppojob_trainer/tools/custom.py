@@ -20,19 +20,19 @@ from PIL import Image
 from ppojob_api.contract import source_field
 from ppojob_api.problem import shown
 from ppojob_trainer.children.user_code import load_module, raised
-from ppojob_trainer.data.media.pictures import opened
-from ppojob_trainer.errors import ConfigError, Wrong
+from ppojob_trainer.data.media.images import opened
+from ppojob_trainer.errors import BadInput, ConfigError
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenImage
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.environments import Method, check_arguments, load_method
 from ppojob_trainer.tools.loop import Loop, without_name
 from ppojob_trainer.tools.wire import Conversation, ToolCode, UserCode
 
-Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
-"""(arguments, the row's constructor arguments, name of the call, pictures of the row) -> a value
+Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenImage]], object]
+"""(arguments, the row's constructor arguments, name of the call, images of the row) -> a value
 for `answers.read_answer`, or an awaitable of it.
 """
 User = Callable[[Conversation, dict[str, Json], str], object]
@@ -42,8 +42,8 @@ awaitable of it.
 _TOOLS: Final = "a function, a class with verl's execute, or CLASS.METHOD of an environment"
 _USERS: Final = "a function, or a class with verl's generate_response"
 _PROGRAMS: Final = "a function that calls the model at OPENAI_BASE_URL"
-PICTURES: Final = "images"
-"""Argument of a function for the pictures of the row; it is not in the model's schema."""
+IMAGES: Final = "images"
+"""Argument of a function for the images of the row; it is not in the model's schema."""
 SEEN_SIZE: Final = "seen_size"
 _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 
@@ -149,7 +149,7 @@ def _named_in(
     if module is None:
         try:
             module = load_module(path, f"ppojob_tools_{len(modules)}", pod="tools")
-        except Wrong as bad:
+        except BadInput as bad:
             raise ConfigError(f"{source_field(path)}: {bad}") from None
         modules[path] = module
     found: object = vars(module).get(name)
@@ -194,11 +194,11 @@ def _tool_of_function(
     except ValueError:
         pass  # a builtin without a signature
     else:
-        takes += [one for one in signature.parameters if one == PICTURES and one not in properties]
+        takes += [one for one in signature.parameters if one == IMAGES and one not in properties]
         check_arguments(name, signature, [*properties, *takes], "function")
 
     def call(
-        arguments: dict[str, Json], _created: object, _instance: str, seen: Sequence[SeenPicture]
+        arguments: dict[str, Json], _created: object, _instance: str, seen: Sequence[SeenImage]
     ) -> object:
         return function(**arguments, **{name: _opened(seen) for name in takes})
 
@@ -220,7 +220,7 @@ def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[
         arguments: dict[str, Json],
         created: dict[str, Json],
         instance: str,
-        seen: Sequence[SeenPicture],
+        seen: Sequence[SeenImage],
     ) -> object:
         data = SimpleNamespace(image_data=_opened(seen) or None) if takes_data else None
         more = {} if data is None else {"agent_data": data}
@@ -234,8 +234,8 @@ def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[
     return call
 
 
-def _opened(seen: Sequence[SeenPicture]) -> list[Image.Image]:
-    """Decode the pictures of a row; `info` of each has the size of the model's input."""
+def _opened(seen: Sequence[SeenImage]) -> list[Image.Image]:
+    """Decode the images of a row; `info` of each has the size of the model's input."""
     images = [opened(one.file) for one in seen]
     for image, one in zip(images, seen, strict=True):
         image.info[SEEN_SIZE] = one.width, one.height

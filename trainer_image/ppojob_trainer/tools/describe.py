@@ -18,9 +18,9 @@ import msgspec
 from ppojob_api.problem import printable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.children.user_code import load_module
-from ppojob_trainer.errors import ConfigError, Wrong
+from ppojob_trainer.errors import BadInput, ConfigError
 from ppojob_trainer.tools import verl_imports
-from ppojob_trainer.tools.custom import PICTURES
+from ppojob_trainer.tools.custom import IMAGES
 from ppojob_trainer.tools.environments import AT_THE_END
 from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
 
@@ -67,7 +67,7 @@ def describe_tools(path: str, environment: str = "") -> ToolsDescribed:
     verl_imports.provide()
     try:
         module = load_module(path, _MODULE, pod="tools")
-    except Wrong as bad:
+    except BadInput as bad:
         return ToolsDescribed([], [f"{path}: {bad}"])
     tools, problems = list[Described](), list[str]()
     found, prefix = _found(module), ""
@@ -124,11 +124,11 @@ def _without(function: Callable[..., object], argument: str) -> Callable[..., ob
 def _schema(function: Callable[..., object]) -> dict[str, Any]:
     """Build the schema by transformers, as verl does, so that a file means the same in both.
 
-    The argument for the pictures of the row is omitted, unless its type is text.
+    The argument for the images of the row is omitted, unless its type is text.
     """
     parameters = inspect.signature(function).parameters
-    if PICTURES in parameters and "str" not in str(function.__annotations__.get(PICTURES)):
-        function = _without(function, PICTURES)
+    if IMAGES in parameters and "str" not in str(function.__annotations__.get(IMAGES)):
+        function = _without(function, IMAGES)
     signature = inspect.signature(function)
     for one in signature.parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.children.user_code import run_coroutine
-from ppojob_trainer.errors import ConfigError, Wrong
+from ppojob_trainer.errors import BadInput, ConfigError
 from ppojob_trainer.http_calls import endpoint_problem
 from ppojob_trainer.json_value import Json, without_nulls
 from ppojob_trainer.rewards.results import BadResult
@@ -43,7 +43,7 @@ class McpServer:
         self.code = code
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
 
-    def problem(self) -> Wrong | None:
+    def problem(self) -> BadInput | None:
         """Return the problem of its URL or key, before any request."""
         if not self.code.url:
             return None
@@ -224,7 +224,7 @@ def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | 
 
 
 def _parts_of(result: "CallToolResult") -> tuple[str, list[Json]]:
-    """Return text and pictures of an answer; without any, its structured content."""
+    """Return text and images of an answer; without any, its structured content."""
     texts, images = [], list[Json]()
     for block in result.content:
         if block.type == "image":
@@ -232,7 +232,7 @@ def _parts_of(result: "CallToolResult") -> tuple[str, list[Json]]:
         elif block.type == "text":
             texts.append(block.text)
         else:
-            got, allowed = f"content of type {block.type}", "a response is text and pictures here"
+            got, allowed = f"content of type {block.type}", "a response is text and images here"
             raise BadResult("BadAnswer", got, allowed)
     if not texts and not images and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False), []

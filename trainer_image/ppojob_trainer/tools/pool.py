@@ -16,15 +16,15 @@ from ppojob_trainer.children.frames import FrameError
 from ppojob_trainer.children.pool import (
     DEFAULT_MEMORY_BYTES,
     ChildPool,
-    Home,
     NotStarted,
+    StatefulChild,
     import_files,
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.containers.shell import OpenContainer
-from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
+from ppojob_trainer.data.media.image_cells import BadImage, read_images
+from ppojob_trainer.data.media.images import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rpc.messages.agents import (
     Act,
@@ -93,7 +93,7 @@ class ToolPool(Closeable):
         self._users = [user.name for user in agent.interactions]
         self._parameters = [parameters_of(tool) for tool in agent.tools]
         self._methods = agent.environments
-        self._homes: dict[str, Home] = {}
+        self._homes: dict[str, StatefulChild] = {}
         self._sandbox = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         self._numbers = itertools.count(1)
         self._is_compared = False
@@ -134,15 +134,15 @@ class ToolPool(Closeable):
 
     def _run_turn(self, act: Act, row: str) -> Acted:
         answers, before = list[ToolAnswer](), [self._environment_call(one) for one in act.before]
-        total = sum(len(one.file) for one in act.pictures or ())
+        total = sum(len(one.file) for one in act.images or ())
         for number, call in enumerate(act.calls):
             # A user simulator gets the same name of the row at each turn, as in verl.
             instance = row if call.to_user else f"{row}/turn {act.turn}/call {number}"
             began = time.monotonic()
             answer = self._run(act, call, instance, row, before)
-            seconds, size = time.monotonic() - began, total + len(answer.pictures)
-            if answer.pictures and size > MOST_BYTES:
-                why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
+            seconds, size = time.monotonic() - began, total + len(answer.images)
+            if answer.images and size > MOST_BYTES:
+                why = f"got {size} bytes of images in a row; at most {MOST_BYTES}"
                 _log.warning("%s: %s: %s", instance, call.name, why)
                 answer, size = self._failed("raised", call, why), total
             answers.append(msgspec.structs.replace(answer, seconds=seconds))
@@ -161,7 +161,7 @@ class ToolPool(Closeable):
     def _end_in_child(
         self, act: Act, row: str, calls: Sequence[EnvironmentCall]
     ) -> Sequence[ToolAnswer]:
-        if not self._scores and not self._homes.get(row, Home()).is_alive:
+        if not self._scores and not self._homes.get(row, StatefulChild()).is_alive:
             return ()
         own = self._of_place(calls, in_container=False)
         limit = max(self._limit(self._tools.index(name)) for name in self._methods)
@@ -201,7 +201,7 @@ class ToolPool(Closeable):
             position = len(self._tools) + self._users.index(call.name)
             arguments = call.arguments.encode()
             request = CallTool(
-                next(self._numbers), position, instance, arguments, call.created, act.pictures
+                next(self._numbers), position, instance, arguments, call.created, act.images
             )
             return self._answered(request, self._limit(position), call, instance)
         if call.name not in known or call.name not in self._tools:
@@ -218,7 +218,7 @@ class ToolPool(Closeable):
             instance,
             own.arguments,
             call.created,
-            act.pictures,
+            act.images,
             row if in_environment else "",
             self._of_place(before, in_container=in_container) if in_environment else [],
         )
@@ -254,14 +254,14 @@ class ToolPool(Closeable):
             _log.warning("%s: %s: %s", instance, call.name, told)
             return self._failed("raised", call, called.raised)
         try:
-            pictures_shown = packed(read_pictures(called.pictures))
-        except BadPicture as bad:
+            images_shown = packed(read_images(called.images))
+        except BadImage as bad:
             _log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, str(bad))
-        return msgspec.structs.replace(called.answer, pictures=pictures_shown)
+        return msgspec.structs.replace(called.answer, images=images_shown)
 
     def _call_child(self, request: CallTool | EndRow, limit: float) -> ToolCalled:
-        home = self._homes.setdefault(request.row, Home()) if request.row else None
+        home = self._homes.setdefault(request.row, StatefulChild()) if request.row else None
         if home is not None and not home.is_alive:
             limit *= 1 + len(request.before)  # which are repeated
         until = time.monotonic() + limit

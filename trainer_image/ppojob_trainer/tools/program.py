@@ -25,11 +25,11 @@ from ppojob_api.problem import shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.children.user_code import raised
-from ppojob_trainer.data.media.pictures import HASH, data_url, hash_of, pictures_of
+from ppojob_trainer.data.media.images import HASH, data_url, hash_of, images_of
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.metrics.page_server import PageHandler
 from ppojob_trainer.rewards.results import BadResult, read_number
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenImage
 from ppojob_trainer.tools.loop import first_difference, texts_around, without_name
 from ppojob_trainer.tools.requests import (
     CHAT,
@@ -77,16 +77,16 @@ class Program:
         conversation: Conversation,
         arguments: dict[str, Json],
         row: str,
-        pictures: Sequence[SeenPicture] | None = None,
+        images: Sequence[SeenImage] | None = None,
     ) -> ModelRequest | tuple[bool, str, float | None]:
         """Return its next request after its answered ones, or its end.
 
-        `pictures` are those of the prompt; None if the model cannot be shown others behind it.
+        `images` are those of the prompt; None if the model cannot be shown others behind it.
         Raises ProgramRaised, or BadResult if it sends another request than before, or two at once.
         """
         while select.select([self.listener], [], [], 0)[0]:  # connections of an earlier run
             self.listener.accept()[0].close()
-        files = {hash_of(one.file): one.file for one in pictures or ()}
+        files = {hash_of(one.file): one.file for one in images or ()}
         prompt = [_sent(one, files) for one in conversation.messages[: conversation.prompt]]
 
         def run_once(ended: int) -> None:
@@ -96,7 +96,7 @@ class Program:
         # A process, so that it can be killed while it waits for an answer, with its children, which
         # could send requests during another row.
         with guardian.guarded(run_once) as (process, ended):
-            run = _Run(conversation, self.listener, process, pictures is not None, row)
+            run = _Run(conversation, self.listener, process, images is not None, row)
             while True:
                 ready, _, _ = select.select([self.listener.fileno(), ended], [], [])
                 if self.listener.fileno() not in ready:
@@ -127,11 +127,11 @@ class _Run:
         conversation: Conversation,
         listener: socket.socket,
         process: int,
-        takes_pictures: bool,
+        takes_images: bool,
         row: str,
     ) -> None:
         self._row = row
-        self._takes_pictures = takes_pictures
+        self._takes_images = takes_images
         self._conversation = conversation
         self._process = process
         self._listener = listener
@@ -158,7 +158,7 @@ class _Run:
         try:
             asked = form.read(decode_body(body))
             request = read_request(
-                asked, self._conversation.sampling, takes_pictures=self._takes_pictures
+                asked, self._conversation.sampling, takes_images=self._takes_images
             )
         except BadResult as bad:
             return self._refused(400, f"got {bad.got}: {bad.why}")
@@ -215,7 +215,7 @@ class _Run:
         else:
             continues &= not later  # the prompt of the data is tokenised already
         asked = later if continues else messages
-        files = pictures_of(asked, request.files)
+        files = images_of(asked, request.files)
         return ModelRequest(asked, not continues, tools, limit, stop, schema, files)
 
     def _refused(self, status: int, message: str) -> tuple[int, Message]:
@@ -317,7 +317,7 @@ def _normalised(messages: list[Message]) -> list[Message]:
     """Normalise messages as those of requests; unchanged if no request could have them."""
     try:
         return [read_message(one) for one in messages]
-    except BadResult:  # a prompt with pictures that no request can have
+    except BadResult:  # a prompt with images that no request can have
         return messages
 
 

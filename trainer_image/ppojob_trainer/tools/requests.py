@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ppojob_trainer.data.media.pictures import HASH, hash_of, hashed_part, pictures_of
+from ppojob_trainer.data.media.images import HASH, hash_of, hashed_part, images_of
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, shown
-from ppojob_trainer.tools.answers import REPLY_CHARACTERS, check_pictures, file_in_base64
+from ppojob_trainer.tools.answers import REPLY_CHARACTERS, check_images, file_in_base64
 from ppojob_trainer.tools.wire import Message, ModelTurn
 
 _ROLES: Final = {"developer": "system"} | {
@@ -54,7 +54,7 @@ class ChatRequest(NamedTuple):
     model: Json  # repeated in the answer
     stream: bool  # whether the answer is sent as events
     with_usage: bool  # whether one of them has the numbers of tokens
-    files: dict[str, bytes]  # pictures of the messages, by their hashes
+    files: dict[str, bytes]  # images of the messages, by their hashes
 
 
 def decode_body(body: bytes) -> Message:
@@ -66,7 +66,7 @@ def decode_body(body: bytes) -> Message:
 
 
 def read_request(
-    request: Message, sampling: Mapping[str, float], *, takes_pictures: bool
+    request: Message, sampling: Mapping[str, float], *, takes_images: bool
 ) -> ChatRequest:
     """Read a request; `sampling` are settings of the job that it may repeat."""
     supported = _VALUES | {key: (value,) for key, value in sampling.items()}
@@ -90,7 +90,7 @@ def read_request(
         raise _refused(f"messages {shown(request.get('messages'))}", why)
     if (size := sum(len(str(one["content"])) for one in messages)) > REPLY_CHARACTERS:
         raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
-    check_pictures(pictures_of(messages, files), are_shown=takes_pictures)
+    check_images(images_of(messages, files), are_shown=takes_images)
     tools = [_tool(one) for one in _listed(request, "tools")]
     if (choice := request.get("tool_choice")) == "none" and tools:
         raise _refused(
@@ -148,8 +148,8 @@ def read_message(message: object, files: dict[str, bytes] | None = None) -> Mess
     """Normalise a message, for storage and comparison.
 
     Clients return messages with additional keys, texts as parts, and arguments written otherwise.
-    Names of agents are dropped. Pictures become `hashed_part`s; their files are added to `files`.
-    Without `files` it is a stored message, whose pictures are such parts.
+    Names of agents are dropped. Images become `hashed_part`s; their files are added to `files`.
+    Without `files` it is a stored message, whose images are such parts.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))
@@ -248,7 +248,7 @@ def _listed(request: Mapping[str, Json], key: str) -> Sequence[Json]:
 
 
 def _content(content: Json, files: dict[str, bytes] | None) -> Json:
-    """Return the text of a message, or its texts and pictures as parts."""
+    """Return the text of a message, or its texts and images as parts."""
     found: list[Any] = [{"type": "text", "text": ""}]
     for part in content if isinstance(content, list) else [{"text": content or ""}]:
         one = part if isinstance(part, dict) else {}
@@ -256,7 +256,7 @@ def _content(content: Json, files: dict[str, bytes] | None) -> Json:
         if files is None and HASH in one:
             found.append(one)
         elif files is not None and url is not None:
-            found.append(_picture(url.get("url") if isinstance(url, dict) else url, files))
+            found.append(_image(url.get("url") if isinstance(url, dict) else url, files))
         elif not isinstance(text, str):
             why = "a text, or parts that are texts or images"
             raise _refused(f"content {shown(content)} of a message", why)
@@ -269,7 +269,7 @@ def _content(content: Json, files: dict[str, bytes] | None) -> Json:
     return [one for one in found if one.get("text") != ""]
 
 
-def _picture(url: Json, files: dict[str, bytes]) -> Json:
+def _image(url: Json, files: dict[str, bytes]) -> Json:
     if not isinstance(url, str) or not url.startswith("data:") or ";base64," not in url:
         raise _refused(f"image_url {shown(url)}", "an image is sent as data:image/png;base64,...")
     file = file_in_base64(url)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ppojob_trainer.children.frames import Loaded, Numbered
-from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
+from ppojob_trainer.rpc.messages.agents import SeenImage, ToolAnswer
 from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import Side
 
@@ -47,7 +47,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     max_tokens: int = 0  # limit of the turn; 0 for the job's limit
     stop: list[str] = []  # texts that also end the turn
     json_schema: str = ""  # of the turn; empty for none
-    pictures: list[bytes] = []  # files of the pictures of `messages`, in order
+    images: list[bytes] = []  # files of the images of `messages`, in order
 
 
 class Conversation(msgspec.Struct):
@@ -179,8 +179,8 @@ class CallTool(Numbered, frozen=True, tag=True):
     # JSON object: the row's constructor arguments of the tool or of each environment, or arguments
     # of the user simulator.
     created: bytes
-    # Pictures of the row so far, for a program of its prompt; None if they cannot return pictures.
-    pictures: list[SeenPicture] | None = None
+    # Images of the row so far, for a program of its prompt; None if they cannot return images.
+    images: list[SeenImage] | None = None
     row: str = ""  # name of the row, for a call to its environment
     # Earlier calls of the row to its environment, in order.
     before: list[EnvironmentCall] = msgspec.field(default_factory=list)
@@ -225,8 +225,8 @@ class ToolsDescribed(msgspec.Struct, frozen=True):
 class ToolCalled(Numbered, frozen=True):
     """Answer to ``CallTool`` and ``EndRow``, whose reward is the row's score."""
 
-    answer: ToolAnswer = ToolAnswer("")  # without its pictures, which are encoded in `pictures`
-    pictures: list[bytes] = msgspec.field(default_factory=list)
+    answer: ToolAnswer = ToolAnswer("")  # without its images, which are encoded in `images`
+    images: list[bytes] = msgspec.field(default_factory=list)
     raised: str = ""  # exception of the tool, as text; empty without one
     where: str = ""  # place of the exception, for the log
 

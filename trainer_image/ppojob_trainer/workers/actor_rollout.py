@@ -34,7 +34,7 @@ from ppojob_trainer.models.state_dict import (
     plain_weights,
 )
 from ppojob_trainer.models.weight_stream import stored_weights
-from ppojob_trainer.parallel.boxes import Join
+from ppojob_trainer.parallel.boxes import AllGather
 from ppojob_trainer.parallel.link import send_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -46,14 +46,14 @@ from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, GivenRows
 from ppojob_trainer.rpc.messages.rollout import (
-    BringWeights,
     Generate,
     Generated,
-    HandOver,
     LoadRows,
-    Recall,
-    Recalled,
+    QueriedRows,
+    QueryRows,
+    SyncEngineWeights,
     SyncWeights,
+    TransferRows,
 )
 from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, WriteRows
 from ppojob_trainer.rpc.messages.saving import Saved
@@ -116,9 +116,9 @@ class ActorRolloutWorker:
             Route(methods.DEMONSTRATE, self._load_demonstrations),
             Route(methods.MEASURE_LOSS, self._measure_loss),
             Route(methods.SUPERVISE, self._set_demonstrations),
-            Route(methods.BRING_WEIGHTS, self._send_weights),
-            Route(methods.HAND_OVER, self._receive_rows),
-            Route(methods.RECALL, self._recall),
+            Route(methods.SYNC_ENGINE_WEIGHTS, self._send_weights),
+            Route(methods.TRANSFER_ROWS, self._receive_rows),
+            Route(methods.QUERY_ROWS, self._recall),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
             Route(methods.REPROMPT, lambda one: reprompt(spec, chat, one, stages.rows.mine)),
@@ -140,7 +140,7 @@ class ActorRolloutWorker:
             self._store_generated(batch.purpose, batch.round, rows)
         return generation_result(made, self.generation.engine.counts())
 
-    def _send_weights(self, request: BringWeights) -> None:
+    def _send_weights(self, request: SyncEngineWeights) -> None:
         """Send the weights to engines in other pods; each rank here serves some of them."""
         version = self.generation.engine.policy_version
         if version != request.version:
@@ -156,7 +156,7 @@ class ActorRolloutWorker:
         )
         send_tensors(link, range(owners + self.rank, link.size, owners), cast)
 
-    def _receive_rows(self, request: HandOver) -> None:
+    def _receive_rows(self, request: TransferRows) -> None:
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
         received = receive_rows(link, request, self.rank, first_sender=owners)
@@ -164,11 +164,11 @@ class ActorRolloutWorker:
             self._store_generated(batch.purpose, batch.round, rows)
             self._metadata[batch] = generation_result([rows]).rows
 
-    def _recall(self, request: Recall) -> Recalled:
+    def _recall(self, request: QueryRows) -> QueriedRows:
         if not all(batch in self._metadata for batch in request.batches):
-            return Recalled(None)
+            return QueriedRows(None)
         first, *greedy = [self._metadata[batch] for batch in request.batches]
-        return Recalled(Generated(first, greedy[0] if greedy else []))
+        return QueriedRows(Generated(first, greedy[0] if greedy else []))
 
     def _load_rows(self, request: LoadRows) -> None:
         first, last = (p * request.samples for p in (request.first, request.last))
@@ -266,7 +266,7 @@ class ActorRolloutWorker:
         average = self.policy.learner.engine.average
         averages = {} if average is None else average.tensors
 
-        def on_any_device(join: Join) -> Join:
+        def on_any_device(join: AllGather) -> AllGather:
             """Read weights that may be offloaded."""
             plain = plain_weights(trained, on_device)
             return broadcast_by_holders(

@@ -56,7 +56,7 @@ def replace_answers(
         lengths=torch.tensor([len(ids) for ids, _ in marked], dtype=torch.int64),
         mask=torch.tensor([is_of for _, marks in marked for is_of in marks], dtype=torch.bool),
         rollout_logprobs=torch.zeros(len(tokens)),
-        pictures=rows.pictures,
+        images=rows.images,
     )
 
 

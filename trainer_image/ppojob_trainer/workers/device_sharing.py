@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ppojob_trainer.parallel.offload import Resident
+from ppojob_trainer.parallel.offload import OffloadableWeights
 
 
 class DeviceSharing:
@@ -17,9 +17,9 @@ class DeviceSharing:
     def __init__(self, sleep: Callable[[], None] = lambda: None) -> None:
         """`sleep` makes the engine release its memory; it is idempotent."""
         self._sleep = sleep
-        self._loaded: tuple[Resident, ...] = ()
+        self._loaded: tuple[OffloadableWeights, ...] = ()
 
-    def use_models(self, *models: Resident) -> None:
+    def use_models(self, *models: OffloadableWeights) -> None:
         """Put the engine to sleep, offload all other models, and load these."""
         self._sleep()
         self._offload_except(models)
@@ -33,13 +33,13 @@ class DeviceSharing:
         torch.cuda.empty_cache()  # the engine's allocator cannot use torch's cache
 
     @contextmanager
-    def lend_to(self, model: Resident) -> Iterator[None]:
+    def lend_to(self, model: OffloadableWeights) -> Iterator[None]:
         """Load one model within the block, also while the engine is awake."""
         self._offload_except(())
         with model.on_device():
             yield
 
-    def _offload_except(self, models: Collection[Resident]) -> None:
+    def _offload_except(self, models: Collection[OffloadableWeights]) -> None:
         for other in self._loaded:
             if other not in models:
                 other.offload()

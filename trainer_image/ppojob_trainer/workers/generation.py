@@ -22,10 +22,10 @@ from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_forms import all_take_pictures
-from ppojob_trainer.data.media.pictures import packed_later
-from ppojob_trainer.data.turn_check import shows_pictures
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_forms import all_take_images
+from ppojob_trainer.data.media.images import packed_later
+from ppojob_trainer.data.turn_check import shows_images
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.errors import GenerationAborted
 from ppojob_trainer.models.config_changes import config_changes
@@ -186,7 +186,7 @@ class Generation:
             agent.form if agent else None,
             prompt.interaction if agent and agent.spec.interactions else None,
             row.place,
-            prompt.pictures,
+            prompt.images,
             prompt.tools,
             row.initial_state() if state is None else state,
         )
@@ -319,7 +319,7 @@ def _metadata(row: Trajectory) -> RowMetadata:
         row.figures,
         row.tool_seconds if row.figures else None,
         tokens_by_version((one.policy_version, len(one.tokens)) for one in row.segments),
-        len(packed_later(row.pictures)),
+        len(packed_later(row.images)),
     )
 
 
@@ -365,7 +365,7 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     if agent is None:
         return None
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    sees = all_take_pictures(spec)
+    sees = all_take_images(spec)
     return Turns(
         agents={
             name: _agent(own, template, len(agent.tools), sees)
@@ -381,11 +381,11 @@ def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bo
     asks = any(one.interface == "openai" for one in agent.interactions)
     roles = [role for role, is_asked in (("user", asks), ("tool", bool(schemas))) if is_asked]
     sees = sees and bool(roles) and form.answer is None
-    sees = sees and all(shows_pictures(template, schemas, role) for role in roles)
-    picture_form = chat.pictures if sees and isinstance(chat.pictures, PictureForm) else None
+    sees = sees and all(shows_images(template, schemas, role) for role in roles)
+    image_form = chat.images if sees and isinstance(chat.images, ImageForm) else None
     return Agent(
         spec=agent,
-        form=ChatForm(chat, template, form, schemas, picture_form),
+        form=ChatForm(chat, template, form, schemas, image_form),
         tools=tuple(tool.name for tool in agent.tools) if len(agent.tools) < tools_of_job else (),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens

@@ -22,7 +22,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part
-from ppojob_trainer.parallel.offload import HostMemory, Resident
+from ppojob_trainer.parallel.offload import HostBuffers, OffloadableWeights
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc.messages.saving import FileEntry
@@ -161,7 +161,7 @@ class TrainedModel:
         self.learner = learner
 
     @property
-    def models_of_update(self) -> tuple[Resident, ...]:
+    def models_of_update(self) -> tuple[OffloadableWeights, ...]:
         return (self.learner.resident,)
 
 
@@ -205,10 +205,10 @@ def critic_learner(
     return Learner("critic", world, spec.seed, load, train, offload)
 
 
-def resident_weights(model: nn.Module, offload: Collection[Offloaded]) -> Resident:
+def resident_weights(model: nn.Module, offload: Collection[Offloaded]) -> OffloadableWeights:
     """Offload a model's weights, if `offload` names them; adapters are small and stay."""
     weights = (weight for name, weight in model.named_parameters() if not is_adapter(name))
-    resident = Resident(weights, may_offload="weights" in offload)
+    resident = OffloadableWeights(weights, may_offload="weights" in offload)
     resident.offload()
     return resident
 
@@ -218,7 +218,7 @@ def state_file(
     rank: int,
     name: str,
     tensors: Mapping[str, Tensor],
-    host: HostMemory | None = None,
+    host: HostBuffers | None = None,
 ) -> Shard:
     """Return a rank's file of a checkpoint; tensors may be offloaded."""
     path, seen = f"{role}/rank-{rank:05d}/{name}", host.view if host is not None else local_part

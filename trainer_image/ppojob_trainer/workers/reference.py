@@ -11,13 +11,13 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_trainer.checkpoint.manifest import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.tensors import Shard, read_parts
-from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
+from ppojob_trainer.engine.forward_engine import ForwardEngine, StageOutput
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
-from ppojob_trainer.parallel.offload import Resident, SwappedModels
+from ppojob_trainer.parallel.offload import OffloadableModels, OffloadableWeights
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import FileEntry
@@ -34,7 +34,7 @@ class Reference:
     num_models = 1
 
     def __init__(
-        self, engine: ForwardEngine, resident: Resident, column: str = "ref_logprobs"
+        self, engine: ForwardEngine, resident: OffloadableWeights, column: str = "ref_logprobs"
     ) -> None:
         self.engine = engine
         self.resident = resident
@@ -92,7 +92,7 @@ class Teachers(Reference):
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
         numbers = range(len(spec.reference_paths))
         self._models = [open_reference(spec, world, number) for number in numbers]
-        self._swapped = SwappedModels([model.resident for model in self._models])
+        self._swapped = OffloadableModels([model.resident for model in self._models])
         super().__init__(self._models[0].engine, self._swapped)
         self.num_models = len(self._models)
 
@@ -127,7 +127,7 @@ class BaseEngine(ForwardEngine):
         self.model.train(is_training)
         return states
 
-    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> Passed:
+    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> StageOutput:
         with adapters_off(self.model):
             return super()._forward(rows, head, **options)
 

@@ -7,12 +7,12 @@ import msgspec
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import unpacked, with_parts
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.images import unpacked, with_parts
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
 from ppojob_trainer.models.kinds import REWARD
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.parallel.offload import Resident
+from ppojob_trainer.parallel.offload import OffloadableWeights
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES
@@ -30,7 +30,11 @@ class RewardModelStages:
     """Handles requests to the reward model on one of its ranks."""
 
     def __init__(
-        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, device: DeviceSharing
+        self,
+        engine: ScoreEngine,
+        resident: OffloadableWeights,
+        chat: ChatTokenizer,
+        device: DeviceSharing,
     ) -> None:
         self._engine = engine
         self._resident = resident
@@ -47,8 +51,8 @@ class RewardModelStages:
         answers = []
         for item in request.items:
             prompt, files = msgspec.json.decode(item.prompt), b""
-            if item.pictures and isinstance(self._chat.pictures, PictureForm):
-                files = item.pictures
+            if item.images and isinstance(self._chat.images, ImageForm):
+                files = item.images
                 prompt = prompt if isinstance(prompt, str) else with_parts(prompt, unpacked(files))
             answers += [Answer(prompt, next(texts), files) for _ in range(item.first, item.last)]
         self._chat.set_time(request.began)

@@ -20,7 +20,7 @@ from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.keys import KeyRing
-from ppojob_trainer.rpc.messages.rollout import BringWeights, Generate, Generated, HandOver
+from ppojob_trainer.rpc.messages.rollout import Generate, Generated, SyncEngineWeights, TransferRows
 from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.generation import (
@@ -55,14 +55,14 @@ class RolloutWorker:
         return [
             *self.channels.routes(),
             *self.state.routes(),
-            Route(methods.BRING_WEIGHTS, self._receive_weights),
+            Route(methods.SYNC_ENGINE_WEIGHTS, self._receive_weights),
             Route(methods.GENERATE, self._generate),
             Route(methods.ROWS_DRAWN, self.generation.progress.report),
-            Route(methods.HAND_OVER, self._send_rows),
+            Route(methods.TRANSFER_ROWS, self._send_rows),
             Route(methods.RESTORE, self._restore),
         ]
 
-    def _receive_weights(self, request: BringWeights) -> None:
+    def _receive_weights(self, request: SyncEngineWeights) -> None:
         lost: list[ChannelLost] = []
         try:
             self.generation.engine.load_weights(request.version, self._received_weights(lost))
@@ -97,7 +97,7 @@ class RolloutWorker:
             self._made[batch.step, batch.purpose, batch.round] = rows
         return generation_result(made, self.generation.engine.counts())
 
-    def _send_rows(self, request: HandOver) -> None:
+    def _send_rows(self, request: TransferRows) -> None:
         made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
         send_rows(self.channels.link(request.role), request, made)
 

@@ -18,7 +18,7 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import TransferPlan, move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
-from ppojob_trainer.rpc.messages.rollout import HandOver, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import PromptTokens, TransferRows
 from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.workers.batch_rows import GroupCosts
@@ -140,7 +140,7 @@ class GeneratedRows(msgspec.Struct, frozen=True, array_like=True):
 _DECODER = msgspec.msgpack.Decoder(list[GeneratedRows])
 
 
-def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> None:
+def send_rows(link: Link, request: TransferRows, made: Sequence[GeneratedRows]) -> None:
     """Send the rows of this rank, by batch as in the request, to their owners.
 
     The link's members are the owners, followed by the generating ranks.
@@ -155,7 +155,7 @@ def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> N
 
 
 def receive_rows(
-    link: Link, request: HandOver, owner: int, first_sender: int
+    link: Link, request: TransferRows, owner: int, first_sender: int
 ) -> list[GeneratedRows]:
     """Receive the rows that this rank owns, maybe none, by batch as in the request.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.pictures import LaterPicture, packed_later
+from ppojob_trainer.data.media.images import LaterImage, packed_later
 from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.rollout.protocol import RolloutError
@@ -21,7 +21,7 @@ from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rows.row_files import (
     SCHEMA,
     TOKEN_CELLS,
-    later_pictures,
+    later_images,
     truth_cells,
     value_cells,
     with_values,
@@ -52,7 +52,7 @@ class OwnedRows:
     spans: list[list[Span]]  # (rows,) the segments of each row
     figures: list[bytes]  # (rows,) JSON; empty for rows of one turn
     experts: list[bytes]  # (rows,) as engines report them; empty if not recorded
-    pictures: list[tuple[LaterPicture, ...]]  # (rows,) after the prompts
+    images: list[tuple[LaterImage, ...]]  # (rows,) after the prompts
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
         """Return the token ids and engine log-probabilities of one response."""
@@ -98,12 +98,12 @@ def build_rows(
         context_starts=column((t.context_starts for t in trajectories), torch.bool),
         given=column((t.given for t in trajectories), torch.bool) if has_given else None,
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
-        pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
+        images=shown if any(shown := [prompt.images for prompt in prompts]) else [],
         teacher_prompts=[
             tensor(p.teacher_tokens) for p in prompts for _ in range(samples) if p.teacher_tokens
         ],
-        later_pictures=later
-        if any(later := [packed_later(trajectory.pictures) for trajectory in trajectories])
+        later_images=later
+        if any(later := [packed_later(trajectory.images) for trajectory in trajectories])
         else [],
     )
     if mixture is not None:
@@ -123,7 +123,7 @@ def build_rows(
         ],
         figures=[trajectory.figures for trajectory in trajectories],
         experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
-        pictures=[trajectory.pictures for trajectory in trajectories],
+        images=[trajectory.images for trajectory in trajectories],
     )
 
 
@@ -163,7 +163,7 @@ def demonstration_rows(
         for number, answer in enumerate(row.answers)
     ]
     samples = len(rows[0].answers) if rows else 1
-    prompts = [PromptTokens(row.prompt, row.tokens, pictures=row.pictures) for row in rows]
+    prompts = [PromptTokens(row.prompt, row.tokens, images=row.images) for row in rows]
     return build_rows(first, prompts, samples, made, has_turns=has_rewards)
 
 
@@ -171,8 +171,8 @@ def _demonstration(answer: Sequence[AnswerPart], reward: float) -> Trajectory:
     *before, last = (
         Segment(part.tokens, policy_version=0 if part.is_trained else None) for part in answer
     )
-    shown = tuple(one for part in answer for one in part.pictures)
-    return Trajectory((*before, replace(last, reward=reward)), "stop", pictures=shown)
+    shown = tuple(one for part in answer for one in part.images)
+    return Trajectory((*before, replace(last, reward=reward)), "stop", images=shown)
 
 
 def select_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:
@@ -217,11 +217,9 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "rollout_logprobs": logprobs,
                     "segments": [span._asdict() for span in rows.spans[row]],
                     "experts": rows.experts[row] or None,
-                    "pictures": [
-                        {"start": one.start, "file": one.file} for one in rows.pictures[row]
-                    ]
+                    "pictures": [{"start": one.start, "file": one.file} for one in rows.images[row]]
                     or None,
-                    "picture_bytes": len(packed_later(rows.pictures[row])) or None,
+                    "picture_bytes": len(packed_later(rows.images[row])) or None,
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
                     "reward_values": extras.decode(),
@@ -238,9 +236,9 @@ def read_trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
             tuple(_segments(ids, logprobs, segments)),
             "length" if truncated else "stop",
             experts=experts or b"",
-            pictures=later_pictures(pictures),
+            images=later_images(images),
         )
-        for truncated, ids, logprobs, segments, experts, pictures in zip(
+        for truncated, ids, logprobs, segments, experts, images in zip(
             *(columns[name] for name in TOKEN_CELLS), strict=True
         )
     ]

@@ -36,7 +36,7 @@ from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjecti
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.experts import freeze_routers
 from ppojob_trainer.models.kinds import CRITIC, POLICY, PROCESS_REWARD, SCORER
-from ppojob_trainer.parallel.offload import Resident
+from ppojob_trainer.parallel.offload import OffloadableWeights
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import ROUTER_COLUMNS, Experience
 from ppojob_trainer.rpc.messages.training import Update
@@ -86,13 +86,13 @@ class Policy(TrainedModel):
         self._supervised_objective = supervised_objective(spec)
 
     @property
-    def models_of_update(self) -> tuple[Resident, ...]:
+    def models_of_update(self) -> tuple[OffloadableWeights, ...]:
         return (
             self.models_of_loss if self._supervised_objective is None else super().models_of_update
         )
 
     @property
-    def models_of_loss(self) -> tuple[Resident, ...]:
+    def models_of_loss(self) -> tuple[OffloadableWeights, ...]:
         """Return the models that the loss of held-out rows uses."""
         others = () if self.reference is None else (self.reference.resident,)
         return (self.learner.resident, *others)

@@ -8,7 +8,7 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api import manifest, validation
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
-from ppojob_trainer.data.media.picture_forms import why_no_pictures
+from ppojob_trainer.data.media.image_forms import why_no_images
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -36,9 +36,9 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "pictures.sh", "prime.sh"),
+        *("grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "images.sh", "prime.sh"),
         *("async.sh", "one_step.sh", "partial.sh", "judge.sh", "sft.sh", "search_r1.sh"),
-        *("generation.sh", "gvpo.sh", "flowrl.sh", "sounds.sh", "ttrl.sh"),
+        *("generation.sh", "gvpo.sh", "flowrl.sh", "audios.sh", "ttrl.sh"),
     ],
 )
 def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
@@ -48,7 +48,7 @@ def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     assert not read.problems
     job = validation.validate(read.value)
     assert isinstance(job, PPOJob)
-    assert name != "pictures.sh" or (job.spec.rollout.engine, why_no_pictures(job.spec)("")) == (
+    assert name != "images.sh" or (job.spec.rollout.engine, why_no_images(job.spec)("")) == (
         "vllm",
         "",
     )

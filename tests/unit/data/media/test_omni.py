@@ -26,14 +26,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from video_reference import frames_of
 
 from ppojob_api.problem import ReasonCode
-from ppojob_trainer.data.media.picture_forms import all_take_pictures, read_form, why_no_media
-from ppojob_trainer.data.media.pictures import (
-    is_picture,
+from ppojob_trainer.data.media.image_forms import all_take_images, read_form, why_no_media
+from ppojob_trainer.data.media.images import (
+    audio_of,
+    is_image,
     opened,
     packed,
+    packed_audio,
     packed_clip,
-    packed_sound,
-    sound_of,
     unpacked,
 )
 from ppojob_trainer.models.layout_checks import check_layouts
@@ -46,7 +46,7 @@ WAVE, LONG = tone_file(440, 0.5), tone_file(300, 1.9)
 
 @pytest.fixture(scope="module", params=SPEAKING)
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A folder as the hub's, of a model that hears sounds of three seconds."""
+    """A folder as the hub's, of a model that hears audios of three seconds."""
     folder = tmp_path_factory.mktemp("omni")
     save_omni_model(folder / "model", request.param, speaks=True)
     return folder
@@ -68,22 +68,22 @@ def processor_of(folder: Path) -> transformers.ProcessorMixin:
 
 
 def test_prompts_are_those_of_the_models_processor(folder: Path, files: PromptFiles) -> None:
-    """Of sounds and pictures in any order; a mark of what the row has none of is text."""
-    pictures = [{"bytes": noise(1, (40, 20))}, {"bytes": noise(2, (16, 33))}]
-    sounds = [{"bytes": LONG}, {"bytes": WAVE}]
+    """Of audios and images in any order; a mark of what the row has none of is text."""
+    images = [{"bytes": noise(1, (40, 20))}, {"bytes": noise(2, (16, 33))}]
+    audios = [{"bytes": LONG}, {"bytes": WAVE}]
     rows = [
-        good_row("<audio>a<image>b<audio><image>", audios=sounds, images=pictures),
-        good_row("<image><audio>?", audios=sounds[:1], images=pictures[:1]),
-        good_row("<audio>?<image>", audios=sounds[1:]),
+        good_row("<audio>a<image>b<audio><image>", audios=audios, images=images),
+        good_row("<image><audio>?", audios=audios[:1], images=images[:1]),
+        good_row("<audio>?<image>", audios=audios[1:]),
         good_row("none"),
     ]
     processor = processor_of(folder / "model")
     with files.open(files.table("a.parquet", *rows), maxPromptTokens=500) as found:
         taken = [found[number] for number in range(len(rows))]
     for row, told in zip(taken, rows, strict=True):
-        seen = [opened(one) for one in unpacked(row.pictures) if is_picture(one)]
-        heard = [one for one in map(sound_of, unpacked(row.pictures)) if one is not None]
-        assert len(seen) + len(heard) == len(unpacked(row.pictures))
+        seen = [opened(one) for one in unpacked(row.images) if is_image(one)]
+        heard = [one for one in map(audio_of, unpacked(row.images)) if one is not None]
+        assert len(seen) + len(heard) == len(unpacked(row.images))
         said = told["prompt"][0]["content"]
         if heard:
             said = said.replace("<audio>", "<|audio_bos|><|AUDIO|><|audio_eos|>")
@@ -98,16 +98,16 @@ def test_prompts_are_those_of_the_models_processor(folder: Path, files: PromptFi
 
 
 @pytest.mark.parametrize("samples", [321, 479, 641, 3200, 6399, 6401, 31_999, 32_001, 48_000])
-def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
+def test_an_audio_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
     """Those of all of its pieces, of 40 or of 100 frames here, to the bit."""
-    sound = packed_sound(tone(440, 3.0)[:samples])
+    audio = packed_audio(tone(440, 3.0)[:samples])
     form, model = omni_form(folder / "model"), folder / "model"
-    made = processor_of(model)(text="<|AUDIO|>", audio=[sound_of(sound)])
-    assert form.tokens_of(sound) == (TOKEN, made["input_ids"][0])
+    made = processor_of(model)(text="<|AUDIO|>", audio=[audio_of(audio)])
+    assert form.tokens_of(audio) == (TOKEN, made["input_ids"][0])
     tower = VisionTower(model, form, torch.device("cpu"), torch.float32)
-    (said,) = tower.encode([sound])
-    assert len(said) == len(form.tokens_of(sound)[1])
-    ours, (theirs, mask) = tower._process(sound), heard_by(model, [sound])
+    (said,) = tower.encode([audio])
+    assert len(said) == len(form.tokens_of(audio)[1])
+    ours, (theirs, mask) = tower._process(audio), heard_by(model, [audio])
     frames = int(ours["frames"])
     assert frames == int(mask.sum())
     assert torch.equal(ours["pixel_values"][..., :frames], theirs[..., :frames])
@@ -129,7 +129,7 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
         for shape in draw.choices((HEARD, SHOWN, FILMED), k=draw.randint(1, 5)):
             ids += [*shape, *[7] * draw.randint(0, 3)]
             if shape is HEARD:
-                shown.append(packed_sound(tone(300, draw.uniform(0.03, 2.9))))
+                shown.append(packed_audio(tone(300, draw.uniform(0.03, 2.9))))
             elif shape is SHOWN:
                 shown.append(noise(trial, (draw.randint(8, 30), draw.randint(8, 30))))
             else:
@@ -159,9 +159,9 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
     [
         (
             {"audios": [{"bytes": tone_file(440, 3.2)}]},
-            "audios: got a sound of 3.2 seconds: the model takes at most 3 seconds; ",
+            "audios: got an audio of 3.2 seconds: the model takes at most 3 seconds; ",
         ),
-        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
+        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 audios; "),
         (
             {"prompt": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]},
             "prompt[0].content[0]: got ",
@@ -175,7 +175,7 @@ def test_what_cannot_be_shown_is_refused(files: PromptFiles, changes: dict[str, 
 
 
 def test_columns_that_no_mark_shows_are_told_of(files: PromptFiles) -> None:
-    """Each kind by itself: the row shows a picture, and of its sound nothing."""
+    """Each kind by itself: the row shows an image, and of its audio nothing."""
     row = good_row("<image>", images=[{"bytes": noise(1)}], audio={"bytes": WAVE})
     row["prompt"][0]["content"] += "<audio>"
     with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
@@ -203,8 +203,8 @@ def test_folders_with_unknown_settings_show_nothing(tmp_path: Path, kind: str) -
 
 
 def test_towers_stay_as_they_are(folder: Path) -> None:
-    """How large pictures are seen may be said."""
-    data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
+    """How large images are seen may be said."""
+    data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxImagePixels": 4000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
     spec = tiny_jobs.config_of(folder, data=data, model=model).spec
     (found,) = check_layouts(spec)
@@ -212,4 +212,4 @@ def test_towers_stay_as_they_are(folder: Path) -> None:
         "spec.model.freezeVisionTower",
         ReasonCode.NO_EFFECT,
     )
-    assert all_take_pictures(spec)  # tools may show it pictures
+    assert all_take_images(spec)  # tools may show it images

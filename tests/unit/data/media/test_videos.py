@@ -9,22 +9,22 @@ import pytest
 import torch
 from prompt_files import PromptFiles, good_row
 from seeing_models import TIMED, VIDEOS, form_of, save_seeing_model
-from tiny_models import NAMES, PATCH, PICTURE, VIDEO, VIDEO_TEMPLATE, picture, save_tokenizer
+from tiny_models import IMAGE, NAMES, PATCH, VIDEO, VIDEO_TEMPLATE, image, save_tokenizer
 from video_reference import frames_of, own_function, size_of_frames
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_cells import BadPicture
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.picture_grids import Grid
-from ppojob_trainer.data.media.pictures import clip_of, opened, packed, unpacked
+from ppojob_trainer.data.media.image_cells import BadImage
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.image_grids import QwenImages
+from ppojob_trainer.data.media.images import clip_of, opened, packed, unpacked
 from ppojob_trainer.data.media.video_cells import decode, read_videos
-from ppojob_trainer.data.media.video_forms import Joined
+from ppojob_trainer.data.media.video_forms import QwenVideo
 
 pytestmark = pytest.mark.processes
 
 CLIP = NAMES.index(VIDEO)
 SMALL = frames_of(4, (24, 16))
-RED = picture("red")
+RED = image("red")
 UNIT = 2 * PATCH
 
 
@@ -43,7 +43,7 @@ def cell(frames: list[bytes], **told: object) -> dict[str, object]:
 
 
 def test_a_mark_becomes_a_run_of_tokens(tmp_path: Path) -> None:
-    """Between pictures in any order; marks of what a row has none of are text."""
+    """Between images in any order; marks of what a row has none of are text."""
     model = saved(tmp_path, "qwen2_5_vl")
     rows = [
         good_row("a<image><video>b<video>", images=[{"bytes": RED}], videos=[cell(SMALL)] * 2),
@@ -55,7 +55,7 @@ def test_a_mark_becomes_a_run_of_tokens(tmp_path: Path) -> None:
         with files.open(table) as dataset:
             read = dataset.rows([0, 1])
             first, second = (chat.decode(row.token_ids) for row in read)
-            clips = [clip_of(one) for one in unpacked(dataset[0].pictures)]
+            clips = [clip_of(one) for one in unpacked(dataset[0].images)]
             (warned,) = dataset.warnings
         assert f"a~~~~{VIDEO * 12}b{VIDEO * 12}\n" in first
         assert f"<image>?{VIDEO * 12}\n" in second
@@ -126,8 +126,8 @@ def test_frames_are_as_large_as_the_processor_has_them(tmp_path, count, width, h
     ],
 )
 def test_frames_of_lists_are_as_large_as_qwen_vl_utils_has_them(count, width, height, told):
-    video = Joined(CLIP, UNIT, 2, 1, 10**9, None, None)
-    form = Grid(NAMES.index(PICTURE), "Qwen2", 1, 10**9, PATCH, 2, video)
+    video = QwenVideo(CLIP, UNIT, 2, 1, 10**9, None, None)
+    form = QwenImages(NAMES.index(IMAGE), "Qwen2", 1, 10**9, PATCH, 2, video)
     frames = [{"bytes": one} for one in frames_of(count, (width, height))]
     (clips,) = read_videos({"video": frames, **told}, form)
     assert form.size_of(clips[0]) == size_of_frames(told, count, width, height, UNIT)
@@ -220,18 +220,18 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(tmp_path: Path, told, place
 )
 def test_parts_that_a_file_does_not_have_are_refused(tmp_path: Path, told, refused: str):
     file = str(written_file(tmp_path / "a.mp4"))
-    with pytest.raises(BadPicture, match=refused):
+    with pytest.raises(BadImage, match=refused):
         decode(file, told, as_it_is)
 
 
 def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
-    """Matroska tells the length of its sound, of which OpenCV makes a number of frames."""
+    """Matroska tells the length of its audio, of which OpenCV makes a number of frames."""
     content = written_file(tmp_path / "a.mkv").read_bytes()
     length = b"\x44\x89\x88"
     assert content.count(length + struct.pack(">d", 2000.0)) == 1
     longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))
     assert decode(longer, {}, as_it_is) == decode(content, {}, as_it_is)
-    with pytest.raises(BadPicture, match=r"it is truncated: \d+ of 20 frames can be read"):
+    with pytest.raises(BadImage, match=r"it is truncated: \d+ of 20 frames can be read"):
         decode(content[: len(content) // 2], {}, as_it_is)
 
 
@@ -242,7 +242,7 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
         ({"videos": [{"fps": 2.0}]}, "videos: got a struct without video: "),
         ({"videos": [cell(SMALL, fps=1e-300)]}, "videos: got 1e-300: fps sets which frames"),
         ({"videos": [cell([*SMALL, RED])]}, "videos: got 16 by 16 and 24 by 16: frames of a video"),
-        ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are not a picture: "),
+        ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are not an image: "),
         ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps sets which frames"),
         ({"videos": [cell(SMALL, video_start=2.0)]}, "videos: got video_start: not in"),
         ({"videos": [{"video": "nowhere.mp4"}]}, 'videos: got "nowhere.mp4": no such file; '),
@@ -274,4 +274,4 @@ def test_videos_are_shown_in_front_of_answers_by_models_that_have_them(tmp_path:
         seen = good_row("<video>", videos=[cell(SMALL)])
         (line,) = files.errors(files.table("c.parquet", seen))
         assert line.startswith("c.parquet:0:videos: got 1 video: this model takes no videos; ")
-        assert PICTURE not in line
+        assert IMAGE not in line

@@ -1,1 +1,1 @@
-"""Media of rows: pictures, videos and sounds, from data cells to model input."""
+"""Media of rows: images, videos and audios, from data cells to model input."""

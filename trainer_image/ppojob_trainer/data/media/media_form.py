@@ -1,4 +1,4 @@
-"""Media format of a model: tokens of a picture, video or sound in a prompt. Loads no torch.
+"""Media format of a model: tokens of an image, video or audio in a prompt. Loads no torch.
 
 transformers' own classes define it too, but load torch, which the controller must not.
 """
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ppojob_trainer.data.media.pictures import clip_of, unpacked
+from ppojob_trainer.data.media.images import clip_of, unpacked
 
 ProcessorArguments: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MediaForm(ABC):
-    """Token format of a model's pictures or sounds, which are files as in `pictures.packed`."""
+    """Token format of a model's images or audios, which are files as in `images.packed`."""
 
     token: int  # placeholder token in text, which is expanded to one token per feature of the tower
     processor: str  # prefix of the name of transformers' processor class
@@ -27,7 +27,7 @@ class MediaForm(ABC):
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether attention among the tokens of a picture is bidirectional."""
+        """Whether attention among the tokens of an image is bidirectional."""
         return False
 
     @property
@@ -36,7 +36,7 @@ class MediaForm(ABC):
         return False
 
     def rewritten(self, text: str) -> str:
-        """Rewrite a conversation with pictures from the template's form to the tokenizer's."""
+        """Rewrite a conversation with images from the template's form to the tokenizer's."""
         return text
 
     @abstractmethod
@@ -44,19 +44,19 @@ class MediaForm(ABC):
         """Return the token of the features of a file, and all tokens of the file."""
 
     def positions(
-        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+        self, ids: Sequence[int], images: bytes, later: Sequence[int] = ()
     ) -> list[list[int]]:
         """Return (1 or 3, tokens) positions of a text's tokens; 3 are time, height and width.
 
         Arguments are those of `places`.
         """
-        del pictures, later
+        del images, later
         return [list(range(len(ids)))]
 
-    def marks(self, pictures: bytes) -> list[tuple[int, list[int]]]:
+    def marks(self, images: bytes) -> list[tuple[int, list[int]]]:
         """Return each placeholder token that a template writes for files, and its expansion."""
         found: list[tuple[int, list[int]]] = []
-        for file in unpacked(pictures):
+        for file in unpacked(images):
             clip = clip_of(file)
             token, tokens = self.tokens_of(file)
             if clip is None or clip.has_placeholder:
@@ -69,24 +69,24 @@ class MediaForm(ABC):
         """Return which of the tokens of a file, as by `tokens_of`, have features of the tower."""
         return [place for place, one in enumerate(tokens) if one == token]
 
-    def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
+    def expanded(self, ids: Sequence[int], images: bytes) -> list[int]:
         """Return a prompt with each placeholder replaced by all tokens of its file."""
-        if not pictures:
+        if not images:
             return list(ids)
-        marks = self.marks(pictures)
+        marks = self.marks(images)
         placeholders, left = {token for token, _ in marks}, iter(marks)
         return [one for id_ in ids for one in (next(left)[1] if id_ in placeholders else [id_])]
 
     def places(
-        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+        self, ids: Sequence[int], images: bytes, later: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Return the positions in a text of the feature tokens of each picture.
+        """Return the positions in a text of the feature tokens of each image.
 
-        Pictures of the prompt are found by their tokens. After the prompt the policy may generate
-        such tokens itself, as text: `later` are the first feature positions of the pictures there,
-        which are the last ones of `pictures`.
+        Images of the prompt are found by their tokens. After the prompt the policy may generate
+        such tokens itself, as text: `later` are the first feature positions of the images there,
+        which are the last ones of `images`.
         """
-        files = unpacked(pictures)
+        files = unpacked(images)
         starts: list[int | None] = [*[None] * (len(files) - len(later)), *later]
         found: list[list[int]] = []
         end = 0

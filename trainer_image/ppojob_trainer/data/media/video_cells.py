@@ -1,7 +1,7 @@
 """Reads the videos of a cell, as clips of frames resized for the model. Without torch.
 
 Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, by which verl reads videos.
-Functions raise `BadPicture` for what cannot be read.
+Functions raise `BadImage` for what cannot be read.
 """
 
 import io
@@ -16,15 +16,15 @@ import numpy as np
 from PIL import Image
 
 from ppojob_api.problem import counted, shown
-from ppojob_trainer.data.media.picture_cells import (
+from ppojob_trainer.data.media.image_cells import (
     UNCHANGED,
-    BadPicture,
+    BadImage,
     items_of,
     read_file,
     requested_size,
 )
-from ppojob_trainer.data.media.picture_form import PictureForm, RequestedSize
-from ppojob_trainer.data.media.pictures import encoded, opened, packed_clip
+from ppojob_trainer.data.media.image_form import ImageForm, RequestedSize
+from ppojob_trainer.data.media.images import encoded, opened, packed_clip
 from ppojob_trainer.data.media.video_forms import smart_resize
 
 FPS: Final = 2.0
@@ -33,14 +33,14 @@ _LEAST_FRAMES, _FACTOR = 4, 2
 _LEAST, _MOST = 1e-6, 2**40
 _READABLE: Final = 0.9
 """Share of a file's frame count that must be readable: some files count the frames by the duration
-of their sound, which may be longer."""
-_ALLOWED: Final = "a list of pictures, or a video file that OpenCV reads"
+of their audio, which may be longer."""
+_ALLOWED: Final = "a list of images, or a video file that OpenCV reads"
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """Default limits of a frame."""
 _ALL_TOKENS: Final = 128_000 * 0.9
 """Default limit of a video, shared by its frames."""
-_OF_PICTURE: Final = 4, 16_384
-"""Default limits of a frame that is given as a picture."""
+_OF_IMAGE: Final = 4, 16_384
+"""Default limits of a frame that is given as an image."""
 _UNSUPPORTED: Final = ("raw_fps",)
 """Entries of a video's struct that only qwen-vl-utils reads."""
 _OF_FILES: Final = ("video_start", "video_end")
@@ -54,7 +54,7 @@ TargetSize = Callable[[tuple[int, int], int], tuple[int, int]]
 class Frames:
     """Sampled frames of a video."""
 
-    files: Sequence[bytes]  # encoded pictures in the model's size
+    files: Sequence[bytes]  # encoded images in the model's size
     seconds: Sequence[float]
     fps: float  # frames per second, on average
 
@@ -66,7 +66,7 @@ def read_number(settings: Mapping[object, object], key: str, default: float) -> 
         return default
     if isinstance(cell, bool) or not isinstance(cell, int | float) or not _LEAST <= cell <= _MOST:
         why = f"{key} sets which frames of a video are used, or their size"
-        raise BadPicture(shown(cell), why, f"a number from {_LEAST} to {_MOST}, or null")
+        raise BadImage(shown(cell), why, f"a number from {_LEAST} to {_MOST}, or null")
     return float(cell)
 
 
@@ -78,12 +78,12 @@ def decode(content: object, settings: Mapping[object, object], target_size: Targ
             file.flush()
             return _read(Path(file.name), "bytes of a video", settings, target_size)
     if content is None:
-        raise BadPicture("a struct without video", "the video is required", _ALLOWED)
+        raise BadImage("a struct without video", "the video is required", _ALLOWED)
     if not isinstance(content, str):
-        raise BadPicture(type(content).__name__, "it is not a video", _ALLOWED)
+        raise BadImage(type(content).__name__, "it is not a video", _ALLOWED)
     path = content.removeprefix("file://")
     if not Path(path).is_file():
-        raise BadPicture(shown(content), "no such file", _ALLOWED)
+        raise BadImage(shown(content), "no such file", _ALLOWED)
     return _read(Path(path), shown(content), settings, target_size)
 
 
@@ -102,7 +102,7 @@ def _read(
         total = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
         rate = video.get(cv2.CAP_PROP_FPS)
         if total < _FACTOR or not rate > 0:
-            raise BadPicture(named, f"{max(total, 0)} frames can be read of it", _ALLOWED)
+            raise BadImage(named, f"{max(total, 0)} frames can be read of it", _ALLOWED)
         places = _places(readable or total, rate, settings, named)
         count = len(places)
         files = [
@@ -118,7 +118,7 @@ def _read(
     if readable is None and seen >= total * _READABLE:
         return _read(path, named, settings, target_size, seen)
     why = f"it is truncated: {seen} of {total} frames can be read"
-    raise BadPicture(named, why, "a complete video")
+    raise BadImage(named, why, "a complete video")
 
 
 def _places(total: int, rate: float, settings: Mapping[object, object], named: str) -> list[int]:
@@ -126,12 +126,12 @@ def _places(total: int, rate: float, settings: Mapping[object, object], named: s
     first, last = _part(total, rate, settings)
     if last - first < _FACTOR - 1:
         why = f"{max(last + 1 - first, 0)} frames are between video_start and video_end"
-        raise BadPicture(named, why, f"a part of at least {_FACTOR} frames")
+        raise BadImage(named, why, f"a part of at least {_FACTOR} frames")
     total = last + 1 - first
     count = _count(total, rate, settings)
     if not _FACTOR <= count <= total:
         why = f"{count} frames are requested, and it has {total}"
-        raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames, up to all")
+        raise BadImage(named, why, "nframes, fps or max_frames for 2 frames, up to all")
     places: list[int] = np.linspace(first, last, count).round().astype(int).tolist()
     return places
 
@@ -162,7 +162,7 @@ def _count(total: int, rate: float, settings: Mapping[object, object]) -> int:
     """Return how many frames are sampled."""
     if settings.get("nframes") is not None:
         if settings.get("fps") is not None:
-            raise BadPicture("nframes and fps", "both set the number of frames", "one of them")
+            raise BadImage("nframes and fps", "both set the number of frames", "one of them")
         return round(read_number(settings, "nframes", 0) / _FACTOR) * _FACTOR
     least = -(-read_number(settings, "min_frames", _LEAST_FRAMES) // _FACTOR) * _FACTOR
     most = read_number(settings, "max_frames", min(MOST_FRAMES, total)) // _FACTOR * _FACTOR
@@ -171,7 +171,7 @@ def _count(total: int, rate: float, settings: Mapping[object, object]) -> int:
 
 
 def read_videos(
-    cell: object, form: PictureForm, requested: RequestedSize = UNCHANGED
+    cell: object, form: ImageForm, requested: RequestedSize = UNCHANGED
 ) -> list[list[bytes]]:
     """Read the clips of each video of a cell: one struct, or a list, as in verl's rows.
 
@@ -181,24 +181,24 @@ def read_videos(
     cells = items_of(cell)
     if cells and form.video is None:
         allowed = "Qwen2-VL, 2.5-VL, 2.5-Omni, Qwen3-VL, 3-Omni or 3.5, or rows without this column"
-        raise BadPicture(counted(len(cells), "video"), "this model takes no videos", allowed)
+        raise BadImage(counted(len(cells), "video"), "this model takes no videos", allowed)
     return [_clips(one, form, requested) for one in cells]
 
 
-def _clips(cell: object, form: PictureForm, default: RequestedSize) -> list[bytes]:
+def _clips(cell: object, form: ImageForm, default: RequestedSize) -> list[bytes]:
     video = form.video
     assert video is not None
     settings = cell if isinstance(cell, Mapping) else {"video": cell}
     requested, content = requested_size(settings, default), settings.get("video")
     unsupported = _UNSUPPORTED + (_OF_FILES if isinstance(content, list) else ())
     if given := next((key for key in unsupported if settings.get(key) is not None), None):
-        raise BadPicture(given, "not in this version", "frames of that part and rate")
+        raise BadImage(given, "not in this version", "frames of that part and rate")
     total = read_number(settings, "total_pixels", _ALL_TOKENS * video.unit**2)
 
     def target_size(size: tuple[int, int], count: int) -> tuple[int, int]:
         whole = video.in_whole_clips(count)
         if requested.size or isinstance(content, list):
-            size = _size_of_picture(size, video.unit, requested)
+            size = _size_of_image(size, video.unit, requested)
         if not requested.size:
             size = _size(size, video.unit, requested, total / whole * video.frames)
         return video.target_size(whole, *size)
@@ -210,9 +210,9 @@ def _clips(cell: object, form: PictureForm, default: RequestedSize) -> list[byte
     return [packed_clip(one) for one in video.clips(frames.files, frames.seconds, frames.fps)]
 
 
-def _size_of_picture(size: tuple[int, int], unit: int, requested: RequestedSize) -> tuple[int, int]:
+def _size_of_image(size: tuple[int, int], unit: int, requested: RequestedSize) -> tuple[int, int]:
     """Return the size of a frame as `fetch_image` resizes it."""
-    least, most = (tokens * unit**2 for tokens in _OF_PICTURE)
+    least, most = (tokens * unit**2 for tokens in _OF_IMAGE)
     if requested.size:
         return smart_resize(*requested.size, unit, least, most, shortest=1)
     least, most = requested.min_pixels or least, requested.max_pixels or most
@@ -232,15 +232,15 @@ def _size(
 def _listed(
     content: list[object], settings: Mapping[object, object], target_size: TargetSize
 ) -> Frames:
-    """Read the frames of a video that is a list of pictures."""
+    """Read the frames of a video that is a list of images."""
     count = len(content)
     if not 1 <= count <= MOST_FRAMES:
-        raise BadPicture(f"{count} frames", "not a video", f"1 to {MOST_FRAMES} pictures")
+        raise BadImage(f"{count} frames", "not a video", f"1 to {MOST_FRAMES} images")
     files = [read_file(one) for one in content]
     sizes = {Image.open(io.BytesIO(file)).size for file in files}
     if len(sizes) > 1:
         got = " and ".join(f"{width} by {height}" for width, height in sorted(sizes)[:2])
-        raise BadPicture(got, "frames of a video have one size", "frames of the same size")
+        raise BadImage(got, "frames of a video have one size", "frames of the same size")
     (size,) = sizes
     if (own := target_size(size, count)) != size:
         files = [encoded(opened(file).resize(own)) for file in files]

@@ -1,4 +1,4 @@
-"""Video formats of Qwen models, and the resizing of pictures and frames. Loads no torch.
+"""Video formats of Qwen models, and the resizing of images and frames. Loads no torch.
 
 transformers' own classes define them too, but load torch and torchvision. Sources: transformers 5,
 `resize` of `models/qwen2_vl/video_processing_qwen2_vl.py` and
@@ -15,8 +15,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from ppojob_trainer.data.media.picture_settings import GridSettings
-from ppojob_trainer.data.media.pictures import Clip
+from ppojob_trainer.data.media.image_settings import QwenSettings
+from ppojob_trainer.data.media.images import Clip
 
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """transformers' default limits, of a frame or of all frames."""
@@ -35,7 +35,7 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Return width and height as multiples of a unit, within limits in pixels, about.
 
-    Smaller pictures than `least` pixels are enlarged, larger ones than `most` reduced; `frames`
+    Smaller images than `least` pixels are enlarged, larger ones than `most` reduced; `frames`
     share these pixels. Before that a side has at least `shortest` units. Sources: `smart_resize` of
     `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and of GLM's, and of qwen-vl-utils 0.0.14.
     """
@@ -70,7 +70,7 @@ class VideoForm(ABC):
     bound: int | None  # tokens that limit the frames of a long video; None for no such limit
 
     @staticmethod
-    def read(settings: GridSettings, unit: int) -> "VideoForm | None":
+    def read(settings: QwenSettings, unit: int) -> "VideoForm | None":
         """Read the format from a model's settings; None if it takes no videos."""
         kind = _KINDS.get(settings.model_type)
         token = settings.video_token_id
@@ -90,11 +90,11 @@ class VideoForm(ABC):
             bound = settings.video_max_video_tokens or kind.bound
         sizes = token, unit, settings.video_temporal_patch_size, least, most, bound
         if kind.time == "text":
-            return Timed(*sizes)
+            return Qwen3VlVideo(*sizes)
         if kind.time == "moments":
-            return Joined(*sizes, settings.position_id_per_seconds, True)
+            return QwenVideo(*sizes, settings.position_id_per_seconds, True)
         paced = settings.tower_tokens_per_second
-        return Joined(*sizes, paced if kind.time == "seconds" else None)
+        return QwenVideo(*sizes, paced if kind.time == "seconds" else None)
 
     def in_whole_clips(self, count: int) -> int:
         """Round a number of frames up to whole clips."""
@@ -127,7 +127,7 @@ class VideoForm(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(VideoForm):
+class QwenVideo(VideoForm):
     """Video format of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, with time positions."""
 
     per_second: float | None  # time positions per second; None if each clip has the next one
@@ -155,8 +155,8 @@ class Joined(VideoForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed(VideoForm):
-    """Video format of Qwen3-VL and Qwen3.5: each clip is like a picture, after its time as text."""
+class Qwen3VlVideo(VideoForm):
+    """Video format of Qwen3-VL and Qwen3.5: each clip is like an image, after its time as text."""
 
     def target_size(self, count: int, width: int, height: int) -> tuple[int, int]:
         """See `VideoForm`: the limits are those of all frames together."""

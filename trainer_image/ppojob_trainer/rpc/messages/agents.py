@@ -23,8 +23,8 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
     to_user: bool = False  # whether the user simulator of this name answers
 
 
-class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
-    """An encoded picture, and its size in pixels for the model."""
+class SeenImage(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded image, and its size in pixels for the model."""
 
     file: bytes
     width: int
@@ -39,7 +39,7 @@ class Act(msgspec.Struct, frozen=True):
     turn: int  # number of earlier turns with calls
     calls: list[ToolCall]  # empty: the row has ended, its environments are scored and closed
     tools: list[str] = []  # names of allowed tools; empty for all
-    pictures: list[SeenPicture] | None = None  # of the row so far; None if tools cannot return any
+    images: list[SeenImage] | None = None  # of the row so far; None if tools cannot return any
     before: list[ToolCall] = []  # earlier calls of the row to its environments, in order
     created: bytes = b"{}"  # of a row that has ended, as in `ToolCall`
 
@@ -52,7 +52,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""  # empty, `unknown`, `arguments`, `raised`, `timeout` or `died`
     seconds: float = 0.0
     ends: bool = False  # whether the user simulator ends the conversation
-    pictures: bytes = b""  # pictures before the text, packed by `data.pictures.packed`
+    images: bytes = b""  # images before the text, packed by `data.images.packed`
     context: bytes = b""  # JSON list of the first messages of a new context; empty for none
     asked: bytes = b""  # `tools.wire.ModelRequest` of a program as JSON; empty for others
 

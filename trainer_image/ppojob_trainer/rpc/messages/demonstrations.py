@@ -13,7 +13,7 @@ class Demonstration(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     answers: tuple[tuple[AnswerPart, ...], ...]
     reward: float = 0.0  # of the first answer: KTO's label as 1 or -1, or the margin of a pair
-    pictures: bytes = b""  # pictures of the prompt, packed by `data.pictures.packed`
+    images: bytes = b""  # images of the prompt, packed by `data.images.packed`
 
 
 class Demonstrate(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     tools: list[str] = []  # names of allowed tools; empty for all
     interaction: Interaction | None = None  # user simulator, or None
     agent: str = ""  # name of the agent; empty for single-turn rows
-    pictures: bytes = b""  # packed by `data.pictures.packed`
+    images: bytes = b""  # packed by `data.images.packed`
     teacher_tokens: list[int] = []  # prompt of the reference, if it differs
     given: list[list[int]] = []  # responses of the data that replace its first samples
 
@@ -108,14 +108,14 @@ class SyncWeights(msgspec.Struct, frozen=True):
     refresh_reference: bool = False  # whether the colocated reference is updated too
 
 
-class BringWeights(msgspec.Struct, frozen=True):
+class SyncEngineWeights(msgspec.Struct, frozen=True):
     """Weight sync to standalone engines; both sides get the request."""
 
     role: str
     version: int
 
 
-class HandOver(msgspec.Struct, frozen=True):
+class TransferRows(msgspec.Struct, frozen=True):
     """Move rows from the ranks that generated them to their owners; both sides get the request."""
 
     role: str
@@ -124,13 +124,13 @@ class HandOver(msgspec.Struct, frozen=True):
     owners: list[tuple[int, int]]  # range of prompts of each owner
 
 
-class Recall(msgspec.Struct, frozen=True):
+class QueryRows(msgspec.Struct, frozen=True):
     """Report which rows of some batches this rank has received."""
 
     batches: list[BatchName]
 
 
-class Recalled(msgspec.Struct, frozen=True):
+class QueriedRows(msgspec.Struct, frozen=True):
     """The metadata of a rank's rows; None if it lacks some."""
 
     rows: Generated | None

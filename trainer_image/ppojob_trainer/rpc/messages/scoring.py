@@ -67,7 +67,7 @@ class ModelScoreItem(msgspec.Struct, frozen=True, array_like=True):
     first: int
     last: int
     prompt: bytes
-    pictures: bytes = b""  # those of the prompt, as by `pictures.packed`; empty without any
+    images: bytes = b""  # those of the prompt, as by `images.packed`; empty without any
 
 
 class ScoreByModel(msgspec.Struct, frozen=True):

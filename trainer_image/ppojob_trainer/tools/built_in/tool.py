@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenImage
 from ppojob_trainer.sandbox.executor import Runner
 from ppojob_trainer.tools.custom import User
 
@@ -29,7 +29,7 @@ class Call:
     config: Mapping[str, Json]
     # Returns the sandbox for model-written code; the same for all calls.
     sandbox: Callable[[], Runner]
-    pictures: Sequence[SeenPicture] = ()
+    images: Sequence[SeenImage] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Zooms in on the first picture of a row, as verl's `image_zoom_in_tool` does.
+"""Zooms in on the first image of a row, as verl's `image_zoom_in_tool` does.
 
 Source: verl until May 2026, `verl/tools/image_zoom_in_tool.py`.
 """
@@ -7,7 +7,7 @@ from math import ceil, floor
 from types import SimpleNamespace
 from typing import Final
 
-from ppojob_trainer.data.media.pictures import opened
+from ppojob_trainer.data.media.images import opened
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call
 
 _LEAST: Final = 28
@@ -28,14 +28,14 @@ Box = tuple[float, float, float, float]
 
 
 def image_zoom_in_tool(call: Call) -> object:
-    """Return the part of the picture in a box, or an error text and a penalty.
+    """Return the part of the image in a box, or an error text and a penalty.
 
-    Boxes are in pixels of the model's input. The original picture is cropped, which may be larger;
+    Boxes are in pixels of the model's input. The original image is cropped, which may be larger;
     verl crops the model's input.
     """
-    if not call.pictures:
-        raise ValueError("the row has no picture")
-    seen, given = call.pictures[0], call.arguments["bbox_2d"]
+    if not call.images:
+        raise ValueError("the row has no image")
+    seen, given = call.images[0], call.arguments["bbox_2d"]
     if not isinstance(given, list) or len(given) != 4:
         return _MISSING, _PENALTY
     left, top, right, bottom = (float(str(one)) for one in given)
@@ -56,9 +56,9 @@ def image_zoom_in_tool(call: Call) -> object:
 
 
 def within(box: Box, width: int, height: int) -> Box | None:
-    """Clip a box to a picture, with sides of at least 28 pixels; None if that is impossible.
+    """Clip a box to an image, with sides of at least 28 pixels; None if that is impossible.
 
-    A box that is too small grows around its centre, within the picture.
+    A box that is too small grows around its centre, within the image.
     """
     left, top, right, bottom = box
     left, top, right, bottom = max(0.0, left), max(0.0, top), min(width, right), min(height, bottom)

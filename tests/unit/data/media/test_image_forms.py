@@ -1,4 +1,4 @@
-"""Which tokens stand for a picture, beside transformers' processors of texts and pictures."""
+"""Which tokens stand for an image, beside transformers' processors of texts and images."""
 
 import json
 import math
@@ -9,31 +9,31 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from picture_processors import PROCESSORS, OfGemma4, of_gemma, of_smolvlm
+from image_processors import PROCESSORS, OfGemma4, of_gemma, of_smolvlm
 from PIL import Image
 from seeing_models import TILE, form_of, save_seeing_model
 from tiny_models import (
     BEGIN_SQUARE,
     CROPS,
     END_SQUARE,
+    IMAGE,
     NAMES,
     PATCH,
-    PICTURE,
     SPLITS,
+    image,
     noise,
-    picture,
     save_tokenizer,
 )
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_form import RequestedSize
-from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
-from ppojob_trainer.data.media.picture_squares import Splits
-from ppojob_trainer.data.media.pictures import opened, packed
+from ppojob_trainer.data.media.image_form import RequestedSize
+from ppojob_trainer.data.media.image_forms import read_form, why_no_media
+from ppojob_trainer.data.media.image_squares import Lfm2VlImages
+from ppojob_trainer.data.media.images import opened, packed
 from ppojob_trainer.models.vision_tower import tower_inputs
 
-TOKEN = NAMES.index(PICTURE)
+TOKEN = NAMES.index(IMAGE)
 SIZES = [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (3, 150), (99, 7), (33, 32), (64, 64)]
 
 
@@ -50,8 +50,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_prompt_has_the_tokens_of_the_processor(folders, name: str, size):
     form, processor = form_of(folders[name]), PROCESSORS[name](folders[name])
     mark = {"gemma3": BEGIN_SQUARE} | dict.fromkeys(("aya_vision", "ovis2"), "<image>")
-    mark = mark.get(name, PICTURE)
-    shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
+    mark = mark.get(name, IMAGE)
+    shown, text = [image("red", size), image("blue", (40, 20))], f"a{mark}b{mark}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     ids = form.expanded(processor.tokenizer.encode(form.rewritten(text)), packed(shown))
     told = [int(id_) for id_ in told]
@@ -76,17 +76,17 @@ def test_lines_are_as_large_as_is_wanted(folders: dict[str, Path], size: tuple[i
     """Up to a token of a side, within what the processor makes of it."""
     form, unit = form_of(folders["mistral3"]), 2 * PATCH
     width, height = form.size_of(
-        form.resized(picture("red", size), RequestedSize(max_pixels=8 * unit**2))
+        form.resized(image("red", size), RequestedSize(max_pixels=8 * unit**2))
     )
     assert (width - unit) * (height - unit) <= 8 * unit**2
     width, height = form.size_of(
-        form.resized(picture("red", size), RequestedSize(min_pixels=8 * unit**2))
+        form.resized(image("red", size), RequestedSize(min_pixels=8 * unit**2))
     )
     assert width * height >= 8 * unit**2 or max(width, height) == 16 * PATCH
 
 
-def save_lfm2(folder: Path) -> Splits:
-    """What the files of LFM2.5-VL-1.6B say of pictures."""
+def save_lfm2(folder: Path) -> Lfm2VlImages:
+    """What the files of LFM2.5-VL-1.6B say of images."""
     save_tokenizer(folder, names=[*NAMES, *SPLITS])
     files = {
         "config.json": {"image_token_id": TOKEN, "vision_config": {"patch_size": 16}},
@@ -97,11 +97,11 @@ def save_lfm2(folder: Path) -> Splits:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     form = form_of(folder)
-    assert isinstance(form, Splits)
+    assert isinstance(form, Lfm2VlImages)
     return form
 
 
-def test_pictures_are_cut_as_by_the_processor_of_lfm2(tmp_path: Path) -> None:
+def test_images_are_cut_as_by_the_processor_of_lfm2(tmp_path: Path) -> None:
     """Tiles, and tokens of the whole, which it needs torchvision to say."""
     form = save_lfm2(tmp_path)
     for size, tiles, whole in (
@@ -116,13 +116,13 @@ def test_pictures_are_cut_as_by_the_processor_of_lfm2(tmp_path: Path) -> None:
         ((1250, 1000), (3, 3), (17, 14)),
     ):
         assert (form.grid(*size), form.whole(*size)) == (tiles, whole)
-    ids = form.expanded([TOKEN], packed([picture("red", (1600, 1200))]))
+    ids = form.expanded([TOKEN], packed([image("red", (1600, 1200))]))
     assert ids.count(TOKEN) == 6 * 256 + 18 * 13
     assert len(ids) == ids.count(TOKEN) + 6 + 3
 
 
 @pytest.mark.parametrize("size", [(40, 20), (1300, 900), (500, 1500)])
-def test_tiles_of_lfm2_have_the_pixels_of_the_picture(tmp_path: Path, size) -> None:
+def test_tiles_of_lfm2_have_the_pixels_of_the_image(tmp_path: Path, size) -> None:
     """Those of Pillow, to 1 of 255, in the order of the tokens."""
     form, image = save_lfm2(tmp_path), opened(noise(1, size))
     inputs = tower_inputs(image, form)
@@ -140,8 +140,8 @@ def test_tiles_of_lfm2_have_the_pixels_of_the_picture(tmp_path: Path, size) -> N
         torch.testing.assert_close(pixels, expected, rtol=0, atol=1.01 / 127.5)
 
 
-def test_pictures_of_lfm2_may_be_made_smaller(tmp_path: Path) -> None:
-    form, file = save_lfm2(tmp_path), picture("red", (1600, 1200))
+def test_images_of_lfm2_may_be_made_smaller(tmp_path: Path) -> None:
+    form, file = save_lfm2(tmp_path), image("red", (1600, 1200))
     assert form.resized(file, RequestedSize(max_pixels=10**7)) == file
     small = form.resized(file, RequestedSize(max_pixels=400_000))
     assert form.size_of(small) == opened(small).size == (730, 547)
@@ -154,7 +154,7 @@ def test_pictures_of_lfm2_may_be_made_smaller(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_tiles_are_bounded_by_pixels(folders: dict[str, Path], size: tuple[int, int]) -> None:
-    form, file = form_of(folders["internvl"]), picture("red", size)
+    form, file = form_of(folders["internvl"]), image("red", size)
     few = form.resized(file, RequestedSize(max_pixels=2 * TILE**2))
     assert math.prod(form.size_of(few)) <= 2 * TILE**2
     assert form.size_of(few) == opened(few).size or few == file
@@ -175,22 +175,22 @@ def test_blank_lines_around_a_square_are_merged_as_by_the_processor(tmp_path: Pa
     parts: list[dict[str, str]] = [{"type": "text", "text": said.partition("{}")[0]}]
     for text in said.split("{}")[1:]:
         parts += [{"type": "image"}, {"type": "text", "text": text}]
-    shown, messages = [picture("red")] * said.count("{}"), [{"role": "user", "content": parts}]
+    shown, messages = [image("red")] * said.count("{}"), [{"role": "user", "content": parts}]
     processor = of_gemma(tmp_path)
     text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
     with ChatTokenizer(tmp_path) as chat:
         (ids,) = chat.encode_chats([messages], open_turn=False)
-        assert chat.pictures is not None
-        assert chat.pictures.expanded(ids, packed(shown)) == told
+        assert chat.images is not None
+        assert chat.images.expanded(ids, packed(shown)) == told
         literal = [{"role": "user", "content": f"a{BEGIN_SQUARE}"}]
-        (ids,) = chat.encode_chats([literal], open_turn=False)  # without a picture it is text
-        assert PICTURE not in chat.decode(ids, skip_special_tokens=False)
+        (ids,) = chat.encode_chats([literal], open_turn=False)  # without an image it is text
+        assert IMAGE not in chat.decode(ids, skip_special_tokens=False)
     assert {201, 202} & {*told}  # which text makes that is put around it
 
 
 def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> None:
-    """What the files of google/gemma-3-4b-it say of pictures."""
+    """What the files of google/gemma-3-4b-it say of images."""
     tower = {"image_size": 896, "patch_size": 14, "model_type": "siglip_vision_model"}
     marks = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
     texts = (BEGIN_SQUARE, END_SQUARE, "<image_soft_token>")
@@ -214,8 +214,8 @@ def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> 
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     form = form_of(tmp_path)
-    assert form.size_of(picture("red", (40, 20))) == (896, 896)
-    assert form.expanded([2, 262_144], packed([picture("red")])) == [2, *[262_144] * 256]
+    assert form.size_of(image("red", (40, 20))) == (896, 896)
+    assert form.expanded([2, 262_144], packed([image("red")])) == [2, *[262_144] * 256]
     said = "<start_of_image><image_soft_token><end_of_image>"
     assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
 
@@ -224,7 +224,7 @@ JOINED = {"patch_size": 48, "pooling_kernel_size": 1}
 
 
 def save_gemma4(folder: Path, **said: object) -> None:
-    """What files of Gemma 4 say of pictures; beside the usual, that is of its text or processor."""
+    """What files of Gemma 4 say of images; beside the usual, that is of its text or processor."""
     kind = str(said.get("image_processor_type", "Gemma4ImageProcessor"))
     tower = {"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10_240}
     if "Unified" in kind:
@@ -245,17 +245,17 @@ def save_gemma4(folder: Path, **said: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor"])
-def test_pictures_of_gemma_4_of_the_hub_have_280_tokens_at_most(tmp_path: Path, kind: str) -> None:
+def test_images_of_gemma_4_of_the_hub_have_280_tokens_at_most(tmp_path: Path, kind: str) -> None:
     save_gemma4(tmp_path, image_processor_type=kind)
     form = form_of(tmp_path)
-    assert form.size_of(picture("red", (1_000, 500))) == (1_104, 528)
+    assert form.size_of(image("red", (1_000, 500))) == (1_104, 528)
     tokens = [255_999, *[258_880] * 23 * 11, 258_882]
-    assert form.expanded([2, 258_880], packed([picture("red", (1_000, 500))])) == [2, *tokens]
+    assert form.expanded([2, 258_880], packed([image("red", (1_000, 500))])) == [2, *tokens]
     assert form.sees_ahead
     assert form.processor_arguments == (JOINED if "Unified" in kind else {})
 
 
-def test_models_that_differ_in_what_tokens_see_take_pictures_alike(tmp_path: Path) -> None:
+def test_models_that_differ_in_what_tokens_see_take_images_alike(tmp_path: Path) -> None:
     save_gemma4(tmp_path / "e4b", attention=None)
     save_gemma4(tmp_path / "31b")
     save_gemma4(tmp_path / "fewer", max_soft_tokens=140)
@@ -281,13 +281,13 @@ def test_other_settings_of_gemma_4_are_judged(tmp_path: Path, said, is_shown: bo
     assert (read_form(tmp_path) is not None) == is_shown == (why_no_media(tmp_path) == "")
 
 
-def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path]) -> None:
+def test_images_keep_their_shape_as_by_the_processor(folders: dict[str, Path]) -> None:
     """Also those that are longer than they may have tokens."""
     sizes, form = Random(3), form_of(folders["gemma4"])
     images = OfGemma4(folders["gemma4"]).images
     sides = [(sizes.randint(1, 90), sizes.randint(1, 90)) for _ in range(60)]
     for size in [*sides, (1, 500), (700, 3), (1, 70), (71, 1)]:
-        file = picture("red", size)
+        file = image("red", size)
         made = images(images=[opened(file)], return_tensors="pt")
         positions = made["image_position_ids"][0]
         across, down = (positions.amax(dim=0) + 1).tolist()
@@ -297,7 +297,7 @@ def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path])
         assert written.count(TOKEN) == made["num_soft_tokens_per_image"][0]
 
 
-def test_pictures_of_any_shape_are_cut_as_by_the_processor(folders, tmp_path: Path):
+def test_images_of_any_shape_are_cut_as_by_the_processor(folders, tmp_path: Path):
     """Also where the longest side is no multiple of a square's."""
     folder, sizes = shutil.copytree(folders["smolvlm"], tmp_path / "model"), Random(3)
     path = folder / "preprocessor_config.json"
@@ -328,14 +328,14 @@ def test_blank_lines_between_squares_are_merged_as_by_the_processor(tmp_path: Pa
     body["added_tokens"] = [one for one in body["added_tokens"] if one["content"] != name]
     path.write_text(json.dumps(body))
     other.write_text(other.read_text().replace(name, "<row_2_col_2>"))
-    form, processor, file = form_of(tmp_path), of_smolvlm(tmp_path), picture("red")
-    told = processor(text=f"\n{PICTURE}\n", images=[opened(file)])["input_ids"][0]
-    assert form.expanded(processor.tokenizer.encode(f"\n{PICTURE}\n"), packed([file])) == told
+    form, processor, file = form_of(tmp_path), of_smolvlm(tmp_path), image("red")
+    told = processor(text=f"\n{IMAGE}\n", images=[opened(file)])["input_ids"][0]
+    assert form.expanded(processor.tokenizer.encode(f"\n{IMAGE}\n"), packed([file])) == told
     assert told.count(200) == 1
 
 
 def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
-    """What the files of SmolVLM2-500M say of pictures; a small one is enlarged."""
+    """What the files of SmolVLM2-500M say of images; a small one is enlarged."""
     save_tokenizer(tmp_path, names=[*NAMES, *CROPS])
     tower = {"image_size": 512, "patch_size": 16, "model_type": "smolvlm_vision"}
     files = {
@@ -354,8 +354,8 @@ def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     form = form_of(tmp_path)
-    assert form.size_of(picture("red", (40, 20))) == (2048, 1024)
-    assert form.size_of(picture("red")) == (2048, 2048)
+    assert form.size_of(image("red", (40, 20))) == (2048, 1024)
+    assert form.size_of(image("red")) == (2048, 2048)
     written = form.tokens(2048, 2048)
     assert written.count(TOKEN) == 17 * 64
     assert written.count(len(NAMES)) == 18  # around squares
@@ -363,12 +363,12 @@ def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
 
 
 def test_squares_have_one_size(folders: dict[str, Path]) -> None:
-    form, file = form_of(folders["gemma3"]), picture("red", (40, 20))
+    form, file = form_of(folders["gemma3"]), image("red", (40, 20))
     assert form.resized(file, RequestedSize(max_pixels=8, size=(8, 8))) == file
     assert form.size_of(file) == (TILE, TILE)
 
 
-def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Path) -> None:
+def test_a_folder_without_the_tokens_around_images_is_shown_none(tmp_path: Path) -> None:
     for kind in PROCESSORS:
         save_seeing_model(tmp_path, kind)
         (tmp_path / "tokenizer.json").write_text('{"added_tokens": []}')

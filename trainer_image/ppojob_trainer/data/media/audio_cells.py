@@ -1,7 +1,7 @@
-"""Reads the sounds of a cell, resampled for the model. Loads no torch.
+"""Reads the audios of a cell, resampled for the model. Loads no torch.
 
 Source: librosa 0.11, `load`, by which transformers' processors read files: channels are averaged,
-then resampled by soxr's "HQ". Readers raise `BadPicture` or `BadCell` for what cannot be read.
+then resampled by soxr's "HQ". Readers raise `BadImage` or `BadCell` for what cannot be read.
 """
 
 import io
@@ -15,27 +15,27 @@ import soxr
 from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.media.picture_cells import BadPicture, bytes_at, items_of
-from ppojob_trainer.data.media.pictures import SOUND_MARK, Samples, packed_sound
-from ppojob_trainer.data.media.sound_form import SoundForm
+from ppojob_trainer.data.media.audio_form import AudioForm
+from ppojob_trainer.data.media.image_cells import BadImage, bytes_at, items_of
+from ppojob_trainer.data.media.images import AUDIO_MARK, Samples, packed_audio
 from ppojob_trainer.data.problems import BadCell
 
 _SOURCES: Final = ("bytes", "audio", "audio_url", "array", "path")
-"""Names of the sound in a struct: those of `datasets`, and of message parts."""
+"""Names of the audio in a struct: those of `datasets`, and of message parts."""
 _RATES: Final = (1_000, 768_000)
 _ALLOWED: Final = "a path, bytes, or a struct of array and sampling_rate"
 
 
-def read_sounds(cell: object, form: SoundForm) -> list[bytes]:
-    """Read the sounds of a cell: one, or a list.
+def read_audios(cell: object, form: AudioForm) -> list[bytes]:
+    """Read the audios of a cell: one, or a list.
 
     Each is a path, the bytes of a file, or a struct with one of these, or with array and
     sampling_rate, as `datasets` writes them.
     """
-    return [packed_sound(_samples(one, form)) for one in items_of(cell)]
+    return [packed_audio(_samples(one, form)) for one in items_of(cell)]
 
 
-def _samples(cell: object, form: SoundForm) -> Samples:
+def _samples(cell: object, form: AudioForm) -> Samples:
     content: object = cell
     if isinstance(cell, Mapping):
         content = next((cell[key] for key in _SOURCES if cell.get(key) is not None), None)
@@ -44,11 +44,11 @@ def _samples(cell: object, form: SoundForm) -> Samples:
     if isinstance(content, list):
         rate = cell.get("sampling_rate") if isinstance(cell, Mapping) else None
         return _resampled(*_of_array(content, rate), form)
-    named = shown(content) if isinstance(content, str) else "bytes that are not a sound"
+    named = shown(content) if isinstance(content, str) else "bytes that are not an audio"
     if isinstance(content, str):
-        content = bytes_at(content, "sound")
+        content = bytes_at(content, "audio")
     if not isinstance(content, bytes):
-        raise BadPicture(type(content).__name__, "it is not a sound", _ALLOWED)
+        raise BadImage(type(content).__name__, "it is not an audio", _ALLOWED)
     return _resampled(*_decoded(content, named, form), form)
 
 
@@ -56,7 +56,7 @@ def _of_array(content: list[object], rate: object) -> tuple[Samples, int]:
     """Return (samples,) of a row's array, and their sampling rate."""
     if type(rate) is not int or not _RATES[0] <= rate <= _RATES[1]:
         why, allowed = "the sampling_rate of the array is required", "an integer from {} to {}"
-        raise BadPicture(shown(rate), why, allowed.format(*_RATES))
+        raise BadImage(shown(rate), why, allowed.format(*_RATES))
     try:
         samples = np.asarray(content, np.float32)
     except (ValueError, TypeError):
@@ -64,11 +64,11 @@ def _of_array(content: list[object], rate: object) -> tuple[Samples, int]:
     if samples.ndim == 2:  # (channels, samples), as `datasets` has it
         samples = samples.mean(axis=0)
     if samples.ndim != 1:
-        raise BadPicture("an array", "it is not a sound", "numbers, or a list of them per channel")
+        raise BadImage("an array", "it is not an audio", "numbers, or a list of them per channel")
     return samples, rate
 
 
-def _decoded(content: bytes, named: str, form: SoundForm) -> tuple[Samples, int]:
+def _decoded(content: bytes, named: str, form: AudioForm) -> tuple[Samples, int]:
     """Return (samples,) of a file, and their sampling rate."""
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
@@ -78,52 +78,52 @@ def _decoded(content: bytes, named: str, form: SoundForm) -> tuple[Samples, int]
             samples = file.read(dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         why = error.error_string.rstrip(".")
-        raise BadPicture(named, why, "a complete WAV, FLAC, MP3 or similar file") from None
+        raise BadImage(named, why, "a complete WAV, FLAC, MP3 or similar file") from None
     if len(samples) < count:
         why = f"it is truncated: {len(samples)} of {count} samples can be read"
-        raise BadPicture(named, why, "a complete sound")
+        raise BadImage(named, why, "a complete audio")
     return samples.mean(axis=1), rate
 
 
-def _resampled(samples: Samples, rate: int, form: SoundForm) -> Samples:
-    """Resample a sound to the rate of the model; refuse one that is too long or too short."""
+def _resampled(samples: Samples, rate: int, form: AudioForm) -> Samples:
+    """Resample an audio to the rate of the model; refuse one that is too long or too short."""
     if len(samples) > form.seconds * rate:
         raise _too_long(len(samples) / rate, form)
     if not np.isfinite(samples).all():
-        raise BadPicture("a sample that is not finite", "it is not a sound", "finite numbers")
+        raise BadImage("a sample that is not finite", "it is not an audio", "finite numbers")
     found: Samples = samples
     if rate != form.rate:
         found = soxr.resample(samples, rate, form.rate, quality="HQ")
         # librosa's length: an incomplete last sample is silence.
         found = np.pad(found, (0, -(-len(samples) * form.rate // rate) - len(found)))
     if len(found) < form.least:
-        got = f"a sound of {len(samples) / rate:.3g} seconds"
+        got = f"an audio of {len(samples) / rate:.3g} seconds"
         allowed = f"at least {form.least / form.rate:.3g}"
-        raise BadPicture(got, "too short for one token", allowed)
+        raise BadImage(got, "too short for one token", allowed)
     return found[: form.seconds * form.rate]
 
 
-def _too_long(seconds: float, form: SoundForm) -> BadPicture:
-    why, allowed = f"the model takes at most {form.seconds} seconds", "a shorter sound"
-    return BadPicture(f"a sound of {seconds:.6g} seconds", why, allowed)
+def _too_long(seconds: float, form: AudioForm) -> BadImage:
+    why, allowed = f"the model takes at most {form.seconds} seconds", "a shorter audio"
+    return BadImage(f"an audio of {seconds:.6g} seconds", why, allowed)
 
 
 def without_parts(cells: Row, spec: DataSpec) -> Row:
-    """Replace message parts by text with marks, and move their sounds to a column."""
+    """Replace message parts by text with marks, and move their audios to a column."""
     key, column = spec.prompt_key, spec.audio_key
     messages = cells.get(key)
     if not isinstance(messages, list):
         return cells
-    sounds: list[object] = []
-    joined = [_joined(one, f"{key}[{n}]", sounds) for n, one in enumerate(messages)]
-    if sounds and cells.get(column):
-        why, allowed = f"the row has others in {column}", f"sounds in {key} or in {column}"
-        got = f"{counted(len(sounds), 'sound')} in parts of messages"
+    audios: list[object] = []
+    joined = [_joined(one, f"{key}[{n}]", audios) for n, one in enumerate(messages)]
+    if audios and cells.get(column):
+        why, allowed = f"the row has others in {column}", f"audios in {key} or in {column}"
+        got = f"{counted(len(audios), 'audio')} in parts of messages"
         raise BadCell(key, got, why, allowed)
-    return {**cells, key: joined, **({column: sounds} if sounds else {})}
+    return {**cells, key: joined, **({column: audios} if audios else {})}
 
 
-def _joined(message: object, place: str, sounds: list[object]) -> object:
+def _joined(message: object, place: str, audios: list[object]) -> object:
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list):
         return message
     texts = []
@@ -132,13 +132,13 @@ def _joined(message: object, place: str, sounds: list[object]) -> object:
         part = cell if isinstance(cell, Mapping) else {}
         part = {name: one for name, one in part.items() if one is not None}
         if part.get("type") == "audio":
-            texts.append(SOUND_MARK)
+            texts.append(AUDIO_MARK)
             if part.keys() & set(_SOURCES):
-                sounds.append(part)
+                audios.append(part)
         elif part.get("type") == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            where, why = f"{place}.content[{number}]", "parts of messages are text and sound"
+            where, why = f"{place}.content[{number}]", "parts of messages are text and audio"
             allowed = '{"type": "text", "text": ...} or {"type": "audio", "audio": ...}'
             raise BadCell(where, shown(cell), why, allowed)
     return {**message, "content": "".join(texts)}

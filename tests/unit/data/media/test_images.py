@@ -9,21 +9,21 @@ import tiny_jobs
 from PIL import Image
 from prompt_files import PromptFiles, good_row
 from seeing_models import SEEING, save_seeing_model
-from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
+from tiny_models import IMAGE, NAMES, PATCH, SEEING_TEMPLATE, image, save_tokenizer
 
 from ppojob_api.problem import ReasonCode
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.picture_forms import all_take_pictures, why_no_pictures
-from ppojob_trainer.data.media.pictures import opened, packed, unpacked, with_parts
+from ppojob_trainer.data.media.image_forms import all_take_images, why_no_images
+from ppojob_trainer.data.media.images import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.models.layout_checks import check_layouts
 
 pytestmark = pytest.mark.processes
 
-RED, WIDE = picture("red"), picture("blue", (40, 20))
-TOKEN = NAMES.index(PICTURE)
+RED, WIDE = image("red"), image("blue", (40, 20))
+TOKEN = NAMES.index(IMAGE)
 
 
 def greys_of_32_bits(mode: str) -> bytes:
@@ -43,24 +43,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path, files: PromptFiles) -> None:
+def test_marks_become_as_many_tokens_as_the_images_have(folder: Path, files: PromptFiles) -> None:
     (folder / "wide.png").write_bytes(WIDE)
     path = str(folder / "wide.png")
     rows = [
         good_row("a <image>b<image>", images=[{"bytes": RED, "path": None}, {"path": path}]),
         good_row("<image>", images=[{"bytes": WIDE, "path": "unread.png", "image": None}]),
-        good_row("no picture", images=[]),
+        good_row("no image", images=[]),
     ]
     lines = files.lines("b.jsonl", good_row("<image>!", images=[{"image": f"file://{path}"}]))
     with files.open(files.table("a.parquet", *rows), lines) as dataset:
         found = [dataset[number] for number in range(4)]
         assert dataset.warnings == []
     one, two, three, four = (files.chat.decode(row.token_ids) for row in found)
-    assert one.count(PICTURE) == 2 * 2 + 2 * 5
+    assert one.count(IMAGE) == 2 * 2 + 2 * 5
     assert "a ~~~~b~~~" in one
-    assert two.count(PICTURE) == four.count(PICTURE) == 2 * 5
-    assert PICTURE not in three
-    assert [row.pictures for row in found] == [
+    assert two.count(IMAGE) == four.count(IMAGE) == 2 * 5
+    assert IMAGE not in three
+    assert [row.images for row in found] == [
         packed([RED, WIDE]),
         packed([WIDE]),
         b"",
@@ -73,10 +73,10 @@ def test_marks_become_as_many_tokens_as_the_pictures_have(folder: Path, files: P
         files.folder / "a.parquet", maxPromptTokens=30, overlongPrompts="truncate_left"
     )
     assert "longer than spec.data.maxPromptTokens" in cut
-    assert cut.endswith("overlongPrompts: drop")  # nobody cuts a picture
+    assert cut.endswith("overlongPrompts: drop")  # nobody cuts an image
 
 
-def test_pictures_are_made_as_large_as_rows_and_the_job_say(files: PromptFiles) -> None:
+def test_images_are_made_as_large_as_rows_and_the_job_say(files: PromptFiles) -> None:
     """As qwen-vl-utils has it: by bicubic splines, to whole units of what the model sees."""
     drawn = Image.effect_noise((100, 60), 80).convert("RGB")
     file = io.BytesIO()
@@ -93,8 +93,8 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(files: PromptFiles) 
     table = files.table("a.parquet", *(good_row("<image>", images=[one]) for one in cells))
     found = {}
     for most in (None, 512):
-        with files.open(table, maxPicturePixels=most) as dataset:
-            found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
+        with files.open(table, maxImagePixels=most) as dataset:
+            found[most] = [unpacked(row.images)[0] for row in dataset.rows(range(6))]
             tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
     assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2, 2 * 2]
     sizes = [opened(one).size for one in found[512]]
@@ -136,9 +136,9 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
     [
         (
             {"images": [{"bytes": b"\x89PNG"}]},
-            "images: got bytes that are not a picture: unknown picture format; ",
+            "images: got bytes that are not an image: unknown image format; ",
         ),
-        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": unknown picture format'),
+        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": unknown image format'),
         ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
         (
             {"images": ["data:image/png,iVBORw0"]},
@@ -146,11 +146,11 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ),
         ({"images": ["iVBORw0" * 99]}, 'images: got "iVBORw0iVBORw0'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
-        ({"images": [7]}, "images: got int: it is not a picture"),
+        ({"images": [7]}, "images: got int: it is not an image"),
         *(
             (
                 {"images": [greys_of_32_bits(mode)]},
-                "images: got bytes that are not a picture: the white of 32-bit grey",
+                "images: got bytes that are not an image: the white of 32-bit grey",
             )
             for mode in "IF"
         ),
@@ -163,12 +163,12 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
             {"images": [{"bytes": RED, "max_pixels": 50, "min_pixels": 60}]},
             "images: got min_pixels 60: it is more than max_pixels 50",
         ),
-        ({"images": [{"bytes": picture("red", (401, 2))}]}, "images: got 401 by 2 pixels"),
-        ({"images": [{"bytes": RED}] * 2}, "prompt: got 1 mark <image>: the row has 2 pictures"),
+        ({"images": [{"bytes": image("red", (401, 2))}]}, "images: got 401 by 2 pixels"),
+        ({"images": [{"bytes": RED}] * 2}, "prompt: got 1 mark <image>: the row has 2 images"),
         ({"images": [{"bytes": RED}], "prompt": "<image>"}, "prompt: got text: the row has 1"),
     ],
 )
-def test_what_is_no_row_with_pictures_is_refused(files: PromptFiles, changes, told: str) -> None:
+def test_what_is_no_row_with_images_is_refused(files: PromptFiles, changes, told: str) -> None:
     row = {**good_row("<image>?"), **changes}
     (line,) = files.errors(files.table("a.parquet", row))
     assert line.startswith(f"a.parquet:0:{told}")
@@ -186,17 +186,17 @@ def given_rows(kind: str, text: str = "<image>?") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward_model"])
-def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str) -> None:
+def test_rows_with_their_answers_show_images_too(files: PromptFiles, kind: str) -> None:
     """Answers that are compared or judged have none behind them."""
     table = files.table("a.parquet", given_rows(kind), given_rows(kind, "a <image>b"))
     with files.open(table, given=kind) as dataset:
-        assert [row.pictures for row in dataset.rows([0, 1])] == [packed([RED])] * 2
+        assert [row.images for row in dataset.rows([0, 1])] == [packed([RED])] * 2
         asked = files.chat.decode(dataset[1].token_ids)
-        assert asked.count(PICTURE) == 2 * 2
+        assert asked.count(IMAGE) == 2 * 2
         assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
         assert not any("mark" in line for line in dataset.warnings)
     (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
-    assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 picture")
+    assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 image")
     if kind == "sft":
         return
     talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]
@@ -210,7 +210,7 @@ def test_rows_with_their_answers_show_pictures_too(files: PromptFiles, kind: str
 
 
 @pytest.mark.parametrize("kind", [None, "seeing_squares"])
-def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: str | None) -> None:
+def test_later_messages_of_demonstrations_show_images_too(folder: Path, kind: str | None) -> None:
     """What is kept of them is what the template writes of the whole, and where each begins."""
     if kind is not None:
         save_seeing_model(folder / "model", SEEING[kind])
@@ -227,11 +227,11 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
         short = short.model_copy(update={"overlong_prompts": "truncate_right"})
         with PromptDataset.open(short, chat, given="sft") as dataset:
             (cut,) = dataset[0].answers
-        form = chat.pictures
+        form = chat.images
         (whole,) = chat.encode_chats([with_parts(talk, [RED] * 3)], open_turn=False)
-        assert seeing.pictures == packed([RED])
+        assert seeing.images == packed([RED])
         (answer,) = seeing.answers
-        later = [one for part in answer for one in part.pictures]
+        later = [one for part in answer for one in part.images]
         tokens = [token for part in answer for token in part.tokens]
         assert [one.file for one in later] == [WIDE, RED]
         for one in later:
@@ -240,15 +240,15 @@ def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: 
             assert TOKEN not in (tokens[one.start - 1], tokens[one.start + len(count)])
         *whole, _behind_the_end = form.expanded(whole, packed([RED, WIDE, RED]))
         assert whole == [*seeing.token_ids, *tokens]
-        assert [one.pictures for one in cut] == [()]
-        assert not any(part.pictures for part in blind.answers[0])
+        assert [one.images for one in cut] == [()]
+        assert not any(part.images for part in blind.answers[0])
         (line,) = files.errors(
             files.table("c.parquet", {**row, "images": [{"bytes": RED}] * 2}), given="sft"
         )
-        assert line.startswith("c.parquet:0:prompt: got 3 marks <image>: the row has 2 pictures")
+        assert line.startswith("c.parquet:0:prompt: got 3 marks <image>: the row has 2 images")
 
 
-def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> None:
+def test_why_a_model_with_a_tower_is_shown_no_images_is_told(folder: Path) -> None:
     path = folder / "model" / "preprocessor_config.json"
     path.write_text(json.dumps({"image_processor_type": "SiglipImageProcessor"}))
     with ChatTokenizer(folder / "model") as chat:
@@ -259,18 +259,18 @@ def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> 
     assert any("SiglipImageProcessor" in line for line in report.warnings)
 
 
-def test_a_mark_without_a_picture_is_told(files: PromptFiles) -> None:
+def test_a_mark_without_an_image_is_told(files: PromptFiles) -> None:
     table = files.table("a.parquet", good_row("<image>?", images=[]))
     with files.open(table, files.lines("b.jsonl", good_row("<image>!", image=[7]))) as dataset:
         told = [Path(line.partition(": got")[0]).name for line in dataset.warnings]
     assert told[:2] == ["a.parquet:0:prompt", "b.jsonl:1:prompt"]
 
 
-def test_other_pictures_under_the_same_path_are_other_data(folder: Path, files: PromptFiles):
+def test_other_images_under_the_same_path_are_other_data(folder: Path, files: PromptFiles):
     path = folder / "one.png"
     found = set()
     lines = files.lines("b.jsonl", good_row("<image>!", images=str(path)))
-    for shown in (RED, picture("blue"), RED):
+    for shown in (RED, image("blue"), RED):
         path.write_bytes(shown)
         with files.open(lines) as dataset:
             found.add(dataset.digest)
@@ -287,7 +287,7 @@ def test_a_row_has_no_more_than_tools_are_given(files: PromptFiles) -> None:
     draw = ("promptsPerStep", 1)
     report = check_files(files.spec(table), files.chat, rewards=None, agents=agents, draw=draw)
     (line,) = report.errors
-    assert "bytes of pictures: tools get them; at most 33554432 bytes a row" in line
+    assert "bytes of images: tools get them; at most 33554432 bytes a row" in line
 
 
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
@@ -303,21 +303,21 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
         ({"roles": {"actorRollout": SHARED}}, None),
     ],
 )
-def test_what_keeps_a_job_from_showing_pictures(folder: Path, changes, told) -> None:
+def test_what_keeps_a_job_from_showing_images(folder: Path, changes, told) -> None:
     spec = tiny_jobs.config_of(folder, **changes).spec
-    why = why_no_pictures(spec)("tiny")
-    assert (told is None) == (why == "") == all_take_pictures(spec)
+    why = why_no_images(spec)("tiny")
+    assert (told is None) == (why == "") == all_take_images(spec)
     assert told is None or told in why
 
 
 @pytest.mark.parametrize("kind", ["seeing", "seeing_squares", "seeing_crops", "seeing_told"])
-def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(folder: Path, kind: str):
+def test_a_size_of_images_has_no_effect_where_the_model_has_its_own(folder: Path, kind: str):
     save_seeing_model(folder / "model", SEEING[kind])
     data = tiny_jobs.make_manifest(folder)["spec"]["data"]
-    data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}
+    data |= {"maxImagePixels": 4000, "minImagePixels": 1000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
     found = [*check_layouts(tiny_jobs.config_of(folder, data=data, model=model).spec)]
-    fields = ("spec.data.maxPicturePixels", "spec.data.minPicturePixels")
+    fields = ("spec.data.maxImagePixels", "spec.data.minImagePixels")
     expected = [(field, ReasonCode.NO_EFFECT) for field in fields]
     told = [(one.where, one.reason_code) for one in found]
     assert told == ([] if kind == "seeing" else expected)
@@ -329,7 +329,7 @@ def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(folder: Pa
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("engine", ["vllm", "huggingface"])
 @pytest.mark.parametrize("kind", ["seeing_squares", "seeing_pooled", "seeing_told"])
-def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
+def test_vllm_draws_no_rows_on_gpus_whose_images_are_seen_ahead(
     folder: Path, kind: str, engine: str, given: bool, gpus: int
 ) -> None:
     """Of Gemma 4, E2B and E4B see nothing ahead."""
@@ -340,11 +340,9 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
     changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
     changes["model"] = {"path": str(folder / "model"), "freezeVisionTower": False}
     spec = tiny_jobs.config_of(folder, **changes).spec
-    why = why_no_pictures(spec)("tiny")
+    why = why_no_images(spec)("tiny")
     is_refused = engine == "vllm" and not given and gpus > 0 and kind != "seeing_told"
-    assert (
-        is_refused == ("spec.rollout.engine: huggingface" in why) == (not all_take_pictures(spec))
-    )
+    assert is_refused == ("spec.rollout.engine: huggingface" in why) == (not all_take_images(spec))
     assert is_refused or why == ""
     where = "spec.model.freezeVisionTower"
     found = [one.where for one in check_layouts(spec)]
@@ -352,7 +350,7 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
 
 
 def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path) -> None:
-    """Of a data source that a model reads which takes no pictures, or others, rows have none."""
+    """Of a data source that a model reads which takes no images, or others, rows have none."""
     seeing, blind, finer = folder / "model", folder / "blind", folder / "finer"
     shutil.copytree(seeing, finer)
     blind.mkdir()
@@ -369,21 +367,21 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
         steps={"total": 1},
         reference={"path": str(seeing), "teachers": teachers},
     )
-    why = why_no_pictures(config.spec)
+    why = why_no_images(config.spec)
     assert why("another") == ""
     assert why("finer").startswith(f"{finer} of spec.reference ")
     assert why("blind").startswith(f"{blind} of spec.reference ")
 
 
-def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(folder: Path) -> None:
+def test_a_teacher_with_prompts_of_its_own_is_shown_no_images(folder: Path) -> None:
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
     spec = tiny_jobs.config_of(folder, **tiny_jobs.PPO, data=data).spec
-    assert "has its own prompts" in why_no_pictures(spec)("tiny")
+    assert "has its own prompts" in why_no_images(spec)("tiny")
 
 
-def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
+def test_a_job_that_cannot_show_images_refuses_them(folder: Path) -> None:
     seen = good_row("<image>?", images=[{"bytes": RED}])
-    with ChatTokenizer(folder / "model", why_no_pictures=lambda _: "no pictures with vLLM") as chat:
+    with ChatTokenizer(folder / "model", why_no_images=lambda _: "no images with vLLM") as chat:
         files = PromptFiles(folder, chat)
         (line,) = files.errors(files.table("a.parquet", seen, good_row(images=[])))
-    assert line.startswith("a.parquet:0:images: got pictures: no pictures with vLLM; ")
+    assert line.startswith("a.parquet:0:images: got images: no images with vLLM; ")

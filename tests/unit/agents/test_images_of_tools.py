@@ -7,7 +7,7 @@ import torch
 from driven_rows import ASKS, PROGRAM
 from padded_reference import whole_logprobs
 from seeing_models import FILMED, save_seeing_model
-from tiny_models import NAMES, PICTURE, SEEING_TEMPLATE, TEMPLATE, VIDEO, picture, save_tokenizer
+from tiny_models import IMAGE, NAMES, SEEING_TEMPLATE, TEMPLATE, VIDEO, image, save_tokenizer
 from transformers import AutoTokenizer, Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from turn_templates import TOOLS, ChatInProcess
@@ -18,9 +18,9 @@ from ppojob_trainer.agents.driver import Driver
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.media.pictures import hash_of, hashed_part, opened, packed, unpacked
+from ppojob_trainer.data.media.images import hash_of, hashed_part, opened, packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
-from ppojob_trainer.data.turn_check import shows_pictures
+from ppojob_trainer.data.turn_check import shows_images
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
@@ -30,16 +30,16 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import SamplingParams
-from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import SeenImage, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction, PromptTokens
 from ppojob_trainer.tools.wire import ModelRequest
 from ppojob_trainer.workers.row_store import OwnedRows, build_rows
 
-TOKEN, END = NAMES.index(PICTURE), NAMES.index("<|im_end|>")
-PROMPTS = [("Look: ", [picture("red", (40, 20))]), ("Nothing here.", [])]
+TOKEN, END = NAMES.index(IMAGE), NAMES.index("<|im_end|>")
+PROMPTS = [("Look: ", [image("red", (40, 20))]), ("Nothing here.", [])]
 SAMPLES = 3
-BRACKETED = SEEING_TEMPLATE.replace(f"'{PICTURE}'", f"'[{PICTURE}]'")
-"""transformers takes pictures that touch for one; real templates have marks between them."""
+BRACKETED = SEEING_TEMPLATE.replace(f"'{IMAGE}'", f"'[{IMAGE}]'")
+"""transformers takes images that touch for one; real templates have marks between them."""
 COLORS = ["green", "blue", "yellow", "white"]
 
 
@@ -51,17 +51,17 @@ class Calling(ChatForm):
 
 
 class Showing:
-    """Two pictures and a text, and then a text alone; it notes what it was given."""
+    """Two images and a text, and then a text alone; it notes what it was given."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[int, list[SeenPicture] | None]] = []
+        self.given: list[tuple[int, list[SeenImage] | None]] = []
 
     def start(
         self,
         number: int,
         turn: int,
         calls: Sequence[ToolCall],
-        seen: list[SeenPicture] | None,
+        seen: list[SeenImage] | None,
         before: Sequence[ToolCall],
     ) -> tuple[int, int]:
         assert not before
@@ -70,26 +70,26 @@ class Showing:
 
     def wait(self, started: tuple[int, int]) -> list[ToolAnswer]:
         number, turn = started
-        files = [picture(COLORS[(number + n) % 4], (16 + 8 * turn, 9 + number + n)) for n in (0, 1)]
-        return [ToolAnswer(said_with(number), pictures=packed(files)), ToolAnswer("No more.")]
+        files = [image(COLORS[(number + n) % 4], (16 + 8 * turn, 9 + number + n)) for n in (0, 1)]
+        return [ToolAnswer(said_with(number), images=packed(files)), ToolAnswer("No more.")]
 
 
 def said_with(number: int) -> str:
-    """What the tool says beside the pictures of a row; of the first nothing."""
+    """What the tool says beside the images of a row; of the first nothing."""
     return f"It is {number}." if number else ""
 
 
 class Asking(Showing):
-    """A program that sends a picture in the context of the prompt, and then two in a new one."""
+    """A program that sends an image in the context of the prompt, and then two in a new one."""
 
     def wait(self, started: tuple[int, int]) -> list[ToolAnswer]:
         _, turn = started
-        files = unpacked(super().wait(started)[0].pictures)[:turn]
+        files = unpacked(super().wait(started)[0].images)[:turn]
         parts = [hashed_part(hash_of(one)) for one in files]
         content = [*parts, {"type": "text", "text": "Now?"}]
         messages = [{"role": "user", "content": content}] if turn else []
         asked = msgspec.json.encode(ModelRequest(messages, turn == 2))
-        return [ToolAnswer("", asked=asked, pictures=packed(files))]
+        return [ToolAnswer("", asked=asked, images=packed(files))]
 
 
 class Processor(Qwen2_5_VLProcessor):
@@ -100,7 +100,7 @@ class Processor(Qwen2_5_VLProcessor):
 
 def processor_of(folder: Path) -> Processor:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.image_token = PICTURE
+    tokenizer.image_token = IMAGE
     images = Qwen2VLImageProcessorPil.from_pretrained(folder)
     return Processor(images, tokenizer, chat_template=BRACKETED)
 
@@ -108,7 +108,7 @@ def processor_of(folder: Path) -> Processor:
 def form_of(folder: Path, template: str = BRACKETED) -> Calling:
     save_tokenizer(folder, template=template)
     chat = ChatInProcess(folder)
-    return Calling(chat, TurnTemplate(chat), FORMATS["hermes"], TOOLS, chat.pictures)
+    return Calling(chat, TurnTemplate(chat), FORMATS["hermes"], TOOLS, chat.images)
 
 
 def messages_of(text: str, files: Sequence[bytes]) -> list[dict[str, object]]:
@@ -124,8 +124,8 @@ def prompts_of(form: Calling) -> list[PromptTokens]:
     found = []
     for number, (text, files) in enumerate(PROMPTS):
         (ids,) = form.chat.encode_chats([messages_of(text, files)])
-        expanded = form.pictures.expanded(ids, packed(files))
-        found.append(PromptTokens(number, expanded, pictures=packed(files)))
+        expanded = form.images.expanded(ids, packed(files))
+        found.append(PromptTokens(number, expanded, images=packed(files)))
     return found
 
 
@@ -152,7 +152,7 @@ def drawn_rows(
             400,
             form,
             user,
-            pictures=prompt.pictures,
+            images=prompt.images,
         )
         for prompt in prompts or prompts_of(form)
         for sample in range(SAMPLES)
@@ -162,7 +162,7 @@ def drawn_rows(
 
 
 def files_of(row: Episode) -> list[bytes]:
-    return [*unpacked(row.pictures), *(one.file for one in row.trajectory.pictures)]
+    return [*unpacked(row.images), *(one.file for one in row.trajectory.images)]
 
 
 def assert_trainer_says_the_same(folder: Path, rows: OwnedRows) -> None:
@@ -185,9 +185,9 @@ def test_engine_trainer_and_transformers_say_the_same(tmp_path: Path, kind: str)
     compared = 0
     for row in episodes:
         found, files = row.trajectory, files_of(row)
-        assert len(found.pictures) == 4
+        assert len(found.images) == 4
         if any(TOKEN in one.tokens for one in found.segments if one.is_trained):
-            continue  # which transformers takes for another picture
+            continue  # which transformers takes for another image
         prompt, response = torch.tensor(row.prompt), torch.tensor(found.tokens)
         with torch.no_grad():
             said = whole_logprobs(whole, tmp_path, prompt, packed(files), response)
@@ -201,7 +201,7 @@ def test_engine_trainer_and_transformers_say_the_same(tmp_path: Path, kind: str)
     assert [(one.width, one.height) for one in second][:2] == [(40, 16), (16, 8)]
 
 
-def test_contexts_of_a_program_have_pictures_of_their_own(tmp_path: Path) -> None:
+def test_contexts_of_a_program_have_images_of_their_own(tmp_path: Path) -> None:
     whole = save_seeing_model(tmp_path, tie_word_embeddings=True)
     form = form_of(tmp_path)
     episodes = drawn_rows(tmp_path, form, Asking(), user=PROGRAM)
@@ -210,11 +210,11 @@ def test_contexts_of_a_program_have_pictures_of_their_own(tmp_path: Path) -> Non
     compared = 0
     for row in episodes:
         *before, given, drawn = row.trajectory.segments
-        assert (given.begins_context, len(row.trajectory.pictures)) == (True, 3)
+        assert (given.begins_context, len(row.trajectory.images)) == (True, 3)
         assert sum(one.begins_context for one in before) == 0
         if TOKEN in drawn.tokens:
             continue
-        files = packed([one.file for one in row.trajectory.pictures[1:]])
+        files = packed([one.file for one in row.trajectory.images[1:]])
         with torch.no_grad():
             prompt, response = torch.tensor(given.tokens), torch.tensor(drawn.tokens)
             said = whole_logprobs(whole, tmp_path, prompt, files, response)
@@ -223,18 +223,18 @@ def test_contexts_of_a_program_have_pictures_of_their_own(tmp_path: Path) -> Non
     assert compared > 1
 
 
-def test_tools_show_pictures_behind_a_video_which_they_are_not_given(tmp_path: Path) -> None:
+def test_tools_show_images_behind_a_video_which_they_are_not_given(tmp_path: Path) -> None:
     whole = save_seeing_model(tmp_path, tie_word_embeddings=True)
     form, tools = form_of(tmp_path), Showing()
-    (clips,) = read_videos({"video": frames_of(4, (24, 16)), "min_pixels": 1}, form.pictures)
-    shown = packed([picture("red"), *clips])
-    ids = form.pictures.expanded([5, TOKEN, 6, *marks_of(form.pictures, clips), 7], shown)
-    prompt = PromptTokens(0, ids, pictures=shown)
+    (clips,) = read_videos({"video": frames_of(4, (24, 16)), "min_pixels": 1}, form.images)
+    shown = packed([image("red"), *clips])
+    ids = form.images.expanded([5, TOKEN, 6, *marks_of(form.images, clips), 7], shown)
+    prompt = PromptTokens(0, ids, images=shown)
     episodes = drawn_rows(tmp_path, form, tools, [prompt])
     made = build_rows(0, [prompt], SAMPLES, [row.trajectory for row in episodes])
     assert_trainer_says_the_same(tmp_path, made)
     first = tools.given[0][1]
-    assert [one.file for one in first] == [picture("red")]
+    assert [one.file for one in first] == [image("red")]
     compared = 0
     for row in episodes:
         found, drawn = row.trajectory, torch.tensor(row.trajectory.mask)
@@ -259,9 +259,9 @@ def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path)
     ):
         drawn = [one for one in row.trajectory.segments if one.is_trained]
         said = [form.decode_turn(one.tokens) for one in drawn]
-        if PICTURE in "".join(said) or sum(map(len, said)) < sum(len(one.tokens) for one in drawn):
-            continue  # it drew a picture's token, or a special one
-        talk, shown = messages_of(text, files), [one.file for one in row.trajectory.pictures]
+        if IMAGE in "".join(said) or sum(map(len, said)) < sum(len(one.tokens) for one in drawn):
+            continue  # it drew an image's token, or a special one
+        talk, shown = messages_of(text, files), [one.file for one in row.trajectory.images]
         for turn, one in enumerate(said):
             talk.append({"role": "assistant", "content": [{"type": "text", "text": one}]})
             if turn < 2:
@@ -281,16 +281,16 @@ def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path)
     assert compared > 1
 
 
-def test_a_template_shows_pictures_of_tools_or_is_known_not_to(tmp_path: Path) -> None:
+def test_a_template_shows_images_of_tools_or_is_known_not_to(tmp_path: Path) -> None:
     """Qwen3.5's trims the whole of a message."""
     save_seeing_model(tmp_path)
     trimmed = BRACKETED.replace("(m[", "((m[", 1).replace("| join)", "| join) | trim)")
     for template, shows in ((BRACKETED, True), (trimmed, True), (TEMPLATE, False)):
         form = form_of(tmp_path, template)
-        assert shows_pictures(form.template, TOOLS) is shows
-        assert shows_pictures(form.template, [], "user") is shows
+        assert shows_images(form.template, TOOLS) is shows
+        assert shows_images(form.template, [], "user") is shows
         if shows:
-            shown, end = packed([picture("red")]), [END]
+            shown, end = packed([image("red")]), [END]
             ids = form.encode_answers(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])
             said = form.chat.decode(ids, skip_special_tokens=False)
             text = "[~~~~] \n a" + ("" if template == trimmed else " \n")

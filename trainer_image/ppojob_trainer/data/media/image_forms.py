@@ -1,4 +1,4 @@
-"""Picture formats by the processors of model folders. Loads no torch."""
+"""Image formats by the processors of model folders. Loads no torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,46 +9,59 @@ import msgspec
 
 from ppojob_api.problem import printable
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_files import (
+from ppojob_trainer.data.media.audio_form import MODELS, read_audio_form
+from ppojob_trainer.data.media.image_files import (
     NEWER,
     OF_VIDEOS,
     PROCESSOR,
     of_thinker,
     read_json,
 )
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
-from ppojob_trainer.data.media.picture_llava import Anyres, Single
-from ppojob_trainer.data.media.picture_ovis import TableTiles
-from ppojob_trainer.data.media.picture_settings import (
-    CropsSettings,
-    GridSettings,
-    LinesSettings,
-    LlavaSettings,
-    OvisSettings,
-    PooledSettings,
-    SplitsSettings,
-    SquaresSettings,
-    TilesSettings,
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_grids import (
+    LIMITS,
+    QWEN,
+    Gemma4Images,
+    MistralImages,
+    QwenImages,
 )
-from ppojob_trainer.data.media.picture_squares import Crops, Splits, Squares, Tiles
-from ppojob_trainer.data.media.sound_form import MODELS, read_sound_form
+from ppojob_trainer.data.media.image_llava import LlavaImages, LlavaNextImages
+from ppojob_trainer.data.media.image_ovis import OvisImages
+from ppojob_trainer.data.media.image_settings import (
+    Gemma3Settings,
+    Gemma4Settings,
+    Idefics3Settings,
+    InternVlSettings,
+    Lfm2VlSettings,
+    LlavaSettings,
+    MistralSettings,
+    OvisSettings,
+    QwenSettings,
+)
+from ppojob_trainer.data.media.image_squares import (
+    Gemma3Images,
+    Idefics3Images,
+    InternVlImages,
+    Lfm2VlImages,
+)
+from ppojob_trainer.data.media.media_form import MediaForm
 
-_Read = Callable[[str, Any, Path], PictureForm | None]
+_Read = Callable[[str, Any, Path], ImageForm | None]
 _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
-    **dict.fromkeys(LIMITS, (Grid.read, GridSettings)),
-    "GotOcr2": (Tiles.read, TilesSettings),
-    "Pixtral": (Lines.read, LinesSettings),
-    "Gemma3": (Squares.read, SquaresSettings),
-    **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.read, PooledSettings)),
-    **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.read, CropsSettings)),
-    "Lfm2Vl": (Splits.read, SplitsSettings),
-    "Ovis2": (TableTiles.read, OvisSettings),
-    **dict.fromkeys(("CLIPImage", "SiglipImage", "LlavaImage"), (Single.read, LlavaSettings)),
-    **dict.fromkeys(("LlavaNextImage", "LlavaOnevisionImage"), (Anyres.read, LlavaSettings)),
+    **dict.fromkeys(LIMITS, (QwenImages.read, QwenSettings)),
+    "GotOcr2": (InternVlImages.read, InternVlSettings),
+    "Pixtral": (MistralImages.read, MistralSettings),
+    "Gemma3": (Gemma3Images.read, Gemma3Settings),
+    **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Gemma4Images.read, Gemma4Settings)),
+    **dict.fromkeys(("Idefics3", "SmolVLM"), (Idefics3Images.read, Idefics3Settings)),
+    "Lfm2Vl": (Lfm2VlImages.read, Lfm2VlSettings),
+    "Ovis2": (OvisImages.read, OvisSettings),
+    **dict.fromkeys(("CLIPImage", "SiglipImage", "LlavaImage"), (LlavaImages.read, LlavaSettings)),
+    **dict.fromkeys(
+        ("LlavaNextImage", "LlavaOnevisionImage"), (LlavaNextImages.read, LlavaSettings)
+    ),
 }
-"""Supported picture processors, by prefix of their names."""
+"""Supported image processors, by prefix of their names."""
 
 
 def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
@@ -68,11 +81,11 @@ def _hears(config: Mapping[str, Any]) -> bool:
 
 
 def read_form(folder: Path) -> MediaForm | None:
-    """Return the media format of a Hugging Face model; None without pictures and sounds."""
+    """Return the media format of a Hugging Face model; None without images and audios."""
     config = of_thinker(read_json(folder / "config.json"))
-    sound = read_sound_form(config, folder) if (hears := _hears(config)) else None
+    audio = read_audio_form(config, folder) if (hears := _hears(config)) else None
     if hears and "vision_config" not in config:
-        return sound
+        return audio
     processor, _, kind = _processor_of(folder)
     if kind is None:
         return None
@@ -92,17 +105,17 @@ def read_form(folder: Path) -> MediaForm | None:
         return None
     if not hears:
         return form
-    return replace(form, of_sounds=sound) if sound and isinstance(form, Grid) else None
+    return replace(form, of_audios=audio) if audio and isinstance(form, QwenImages) else None
 
 
 def why_no_media(folder: Path) -> str:
-    """Return why a model with a tower gets no pictures or sounds; empty if it gets them."""
+    """Return why a model with a tower gets no images or audios; empty if it gets them."""
     _, name, known = _processor_of(folder)
     config = of_thinker(read_json(folder / "config.json"))
     hears = _hears(config)
     if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""
-    if hears and read_sound_form(config, folder) is None:
+    if hears and read_audio_form(config, folder) is None:
         return f"{folder} has no {PROCESSOR} with supported settings of a WhisperFeatureExtractor"
     if not name:
         return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with an image processor"
@@ -110,10 +123,10 @@ def why_no_media(folder: Path) -> str:
     return f"{folder} has a {printable(name)} that is not supported with its settings{wrong}"
 
 
-def why_no_pictures(spec: PPOJobSpec) -> Callable[[str], str]:
-    """Return a function: data source -> why its rows cannot have pictures; empty if they can.
+def why_no_images(spec: PPOJobSpec) -> Callable[[str], str]:
+    """Return a function: data source -> why its rows cannot have images; empty if they can.
 
-    Every other model that reads the policy's tokens must take pictures as the policy does.
+    Every other model that reads the policy's tokens must take images as the policy does.
     """
     form = read_form(Path(spec.model.path))
     forms = [read_form(Path(path)) for path in spec.reference_paths]
@@ -123,7 +136,7 @@ def why_no_pictures(spec: PPOJobSpec) -> Callable[[str], str]:
         if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
             return "not in this version if the teacher has its own prompts"
         if is_drawn_causally(spec, form):
-            why = "bidirectional attention in pictures, as in this model, is not tested with vLLM"
+            why = "bidirectional attention in images, as in this model, is not tested with vLLM"
             return f"{why} on GPUs: use spec.rollout.engine: huggingface"
         if other is not None:
             return f"{other} of spec.critic takes none, or not as the policy"
@@ -135,11 +148,11 @@ def why_no_pictures(spec: PPOJobSpec) -> Callable[[str], str]:
     return why
 
 
-def all_take_pictures(spec: PPOJobSpec) -> bool:
-    """Whether the policy and all other models that read its tokens take pictures alike."""
+def all_take_images(spec: PPOJobSpec) -> bool:
+    """Whether the policy and all other models that read its tokens take images alike."""
     form = read_form(Path(spec.model.path))
     readers = [*spec.critic_paths, *spec.reference_paths]
-    if not isinstance(form, PictureForm) or is_drawn_causally(spec, form):
+    if not isinstance(form, ImageForm) or is_drawn_causally(spec, form):
         return False
     return all(read_form(Path(path)) == form for path in readers)
 

@@ -1,4 +1,4 @@
-"""Picture formats of LLaVA: a square, or the squares of a grid. Loads no torch.
+"""Image formats of LLaVA: a square, or the squares of a grid. Loads no torch.
 
 Sources: transformers 5, `select_best_resolution` of `image_processing_utils.py`, and
 `_get_number_of_features` of `models/llava_onevision/processing_llava_onevision.py`.
@@ -11,13 +11,13 @@ from typing import Final, Self
 
 from msgspec.structs import astuple
 
-from ppojob_trainer.data.media.picture_files import added_tokens
-from ppojob_trainer.data.media.picture_form import EqualPictureForm, UnchangedPictureForm
-from ppojob_trainer.data.media.picture_settings import LlavaSettings
+from ppojob_trainer.data.media.image_files import added_tokens
+from ppojob_trainer.data.media.image_form import EqualImageForm, UnchangedImageForm
+from ppojob_trainer.data.media.image_settings import LlavaSettings
 
 _ONEVISION: Final = "llava_onevision"
 _CROPPING: Final = ("CLIPImage", "LlavaImage", "LlavaNextImage")
-"""Processors that cut a square from the middle of a picture, unless told otherwise."""
+"""Processors that cut a square from the middle of an image, unless told otherwise."""
 _GRIDS: Final = {
     "llava_next": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
     _ONEVISION: [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
@@ -25,7 +25,7 @@ _GRIDS: Final = {
 
 
 def _token_of(settings: LlavaSettings, folder: Path) -> int | None:
-    """Return the token of a picture; None if the tokenizer does not add it."""
+    """Return the token of an image; None if the tokenizer does not add it."""
     token = settings.image_token_index
     token = settings.image_token_id if token is None else token
     if token is None:
@@ -39,11 +39,11 @@ def _sides_of(kind: str, settings: LlavaSettings) -> tuple[int, int]:
     if kind in _CROPPING and settings.processor_do_center_crop is not False:
         sizes.append(settings.processor_crop_size)
     elif settings.processor_size and settings.processor_size.shortest_edge:
-        return 0, 0  # a picture would keep its aspect ratio
+        return 0, 0  # an image would keep its aspect ratio
     pixels = [side for one in sizes if one for side in astuple(one) if side is not None]
     strategy = settings.vision_feature_select_strategy
     strategy = strategy or ("full" if settings.model_type == _ONEVISION else "default")
-    # CLIP has a token of the whole picture, which "default" drops.
+    # CLIP has a token of the whole image, which "default" drops.
     is_dropped = (strategy == "default") == (settings.tower_model_type == "clip_vision_model")
     own = settings.tower_image_size
     if None in sizes or {*pixels} != {own} or not is_dropped:
@@ -52,8 +52,8 @@ def _sides_of(kind: str, settings: LlavaSettings) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Single(EqualPictureForm):
-    """Picture format of LLaVA 1.5: every picture is one square."""
+class LlavaImages(EqualImageForm):
+    """Image format of LLaVA 1.5: every image is one square."""
 
     @classmethod
     def read(cls, kind: str, settings: LlavaSettings, folder: Path) -> Self | None:
@@ -65,10 +65,10 @@ class Single(EqualPictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Anyres(UnchangedPictureForm):
-    """Picture format of LLaVA-NeXT and LLaVA-OneVision.
+class LlavaNextImages(UnchangedImageForm):
+    """Image format of LLaVA-NeXT and LLaVA-OneVision.
 
-    The whole picture in one square, then in the squares of a grid, without what is padding. Each
+    The whole image in one square, then in the squares of a grid, without what is padding. Each
     line of the grid ends with a token of its own.
     """
 
@@ -107,7 +107,7 @@ class Anyres(UnchangedPictureForm):
         return [self.token] * (self.side**2 + down * (across + 1))
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the grid in which most of a picture's pixels are seen, and least is padding."""
+        """Return the grid in which most of an image's pixels are seen, and least is padding."""
 
         def seen(grid: tuple[int, int]) -> tuple[int, int]:
             scale = min(grid[1] / width, grid[0] / height)

@@ -3,7 +3,7 @@
 Fields are named as in config.json; those of a section of it, or of a processor's file, have a
 prefix: `tower_` for vision_config, `text_` for text_config, `processor_` and `video_`. Defaults are
 those of transformers 5. transformers reads no folder with values of other types, so a model with
-such a folder gets no pictures.
+such a folder gets no images.
 """
 
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ _Sides = Annotated[list[_Count], Meta(min_length=2, max_length=2)]
 
 
 class PixelLimits(Struct):
-    """Limits of a resized picture or video, in pixels; their defaults depend on the processor."""
+    """Limits of a resized image or video, in pixels; their defaults depend on the processor."""
 
     shortest_edge: _Count | UnsetType = UNSET
     longest_edge: _Count | UnsetType = UNSET
@@ -30,20 +30,20 @@ class TileSize(Struct):
 
 
 class SquareSize(Struct):
-    """Height and width of a picture in pixels."""
+    """Height and width of an image in pixels."""
 
     height: _Count
     width: _Count
 
 
 class LongestEdge(Struct):
-    """Pixels of the longer side of a picture."""
+    """Pixels of the longer side of an image."""
 
     longest_edge: _Count
 
 
-class PictureSides(Struct):
-    """Pixels of the shorter side of a picture, or of both sides."""
+class ImageSides(Struct):
+    """Pixels of the shorter side of an image, or of both sides."""
 
     shortest_edge: _Count | None = None
     height: _Count | None = None
@@ -59,7 +59,7 @@ class _VideoLimits(Struct):
     longest_edge: _Count | None = None
 
 
-class GridSettings(Struct):
+class QwenSettings(Struct):
     """Settings of Qwen or GLM."""
 
     model_type: str = ""
@@ -83,7 +83,7 @@ class GridSettings(Struct):
     video_max_video_tokens: _Count | None = None
 
 
-class LinesSettings(Struct):
+class MistralSettings(Struct):
     """Settings of Mistral, Pixtral or LightOnOCR."""
 
     model_type: str = ""
@@ -97,7 +97,7 @@ class LinesSettings(Struct):
     processor_patch_size: _Count | SquareSize | None = 16
 
 
-class PooledSettings(Struct):
+class Gemma4Settings(Struct):
     """Settings of Gemma 4."""
 
     boi_token_id: _Count = 255_999
@@ -115,7 +115,7 @@ class PooledSettings(Struct):
     processor_do_resize: Literal[True] = True
 
 
-class TilesSettings(Struct):
+class InternVlSettings(Struct):
     """Settings of InternVL or Aya Vision."""
 
     model_type: str = ""
@@ -142,13 +142,13 @@ class LlavaSettings(Struct):
     vision_aspect_ratio: Annotated[str, Meta(pattern=r"^anyres_max_[1-9]\d?$")] = "anyres_max_9"
     image_grid_pinpoints: list[_Sides] | None = None
     processor_image_grid_pinpoints: list[_Sides] | None = None
-    processor_size: PictureSides | None = None
-    processor_crop_size: PictureSides | None = None
+    processor_size: ImageSides | None = None
+    processor_crop_size: ImageSides | None = None
     processor_do_resize: Literal[True] = True
     processor_do_center_crop: bool | None = None
 
 
-class SquaresSettings(Struct):
+class Gemma3Settings(Struct):
     """Settings of Gemma 3."""
 
     mm_tokens_per_image: _Count = 256
@@ -163,7 +163,7 @@ class SquaresSettings(Struct):
     processor_do_pan_and_scan: Literal[False] | None = None
 
 
-class CropsSettings(Struct):
+class Idefics3Settings(Struct):
     """Settings of SmolVLM or Idefics3."""
 
     image_token_id: int
@@ -185,14 +185,14 @@ class OvisSettings(Struct):
     tower_patch_size: _Count = 14
     tower_hidden_stride: _Count = 1
     tower_tokenize_function: Literal["softmax", "st_argmax"] = "softmax"  # not a random one
-    processor_size: PictureSides | None = None
+    processor_size: ImageSides | None = None
     processor_crop_to_patches: bool = False
     processor_max_patches: Annotated[int, Meta(ge=1, le=64)] = 12
     processor_use_covering_area_grid: Literal[True] = True
     processor_do_resize: Literal[True] = True
 
 
-class SplitsSettings(Struct):
+class Lfm2VlSettings(Struct):
     """Settings of LFM2-VL."""
 
     image_token_id: int = 396

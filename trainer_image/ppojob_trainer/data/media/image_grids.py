@@ -1,4 +1,4 @@
-"""Picture formats of models that read the whole picture as a grid of tokens. Loads no torch.
+"""Image formats of models that read the whole image as a grid of tokens. Loads no torch.
 
 Sources: transformers 5, `get_resize_output_image_size` of
 `models/pixtral/image_processing_pil_pixtral.py`; `get_aspect_ratio_preserving_size` of
@@ -14,17 +14,17 @@ from typing import ClassVar, Final, Self
 from msgspec.structs import astuple
 from PIL import Image
 
-from ppojob_trainer.data.media.media_form import ProcessorArguments
-from ppojob_trainer.data.media.picture_files import added_tokens
-from ppojob_trainer.data.media.picture_form import PictureForm, ResizablePictureForm
-from ppojob_trainer.data.media.picture_settings import (
-    GridSettings,
-    LinesSettings,
+from ppojob_trainer.data.media.audio_form import AudioForm
+from ppojob_trainer.data.media.image_files import added_tokens
+from ppojob_trainer.data.media.image_form import ImageForm, ResizableImageForm
+from ppojob_trainer.data.media.image_settings import (
+    Gemma4Settings,
+    MistralSettings,
     PixelLimits,
-    PooledSettings,
+    QwenSettings,
 )
-from ppojob_trainer.data.media.pictures import clip_of, sound_of, unpacked
-from ppojob_trainer.data.media.sound_form import SoundForm
+from ppojob_trainer.data.media.images import audio_of, clip_of, unpacked
+from ppojob_trainer.data.media.media_form import ProcessorArguments
 from ppojob_trainer.data.media.video_forms import VideoForm, no_shorter, smart_resize
 
 QWEN: Final = "Qwen2"
@@ -41,16 +41,16 @@ _WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
 
 
 @dataclass(frozen=True, slots=True)
-class Grid(ResizablePictureForm):
-    """Picture format of Qwen and GLM: lines of tokens, with positions in three dimensions."""
+class QwenImages(ResizableImageForm):
+    """Image format of Qwen and GLM: lines of tokens, with positions in three dimensions."""
 
     patch: int  # pixels of a side of a patch of the tower
     merge: int  # patches of a side that become one token
     of_videos: VideoForm | None = None  # the model's video format; None if it takes no videos
-    of_sounds: SoundForm | None = None  # its sound format; None if it takes no sounds
+    of_audios: AudioForm | None = None  # its audio format; None if it takes no audios
 
     @classmethod
-    def read(cls, kind: str, settings: GridSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: QwenSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete."""
         del folder
         token = settings.image_token_id
@@ -63,7 +63,7 @@ class Grid(ResizablePictureForm):
         if kind == QWEN:
             least = settings.processor_min_pixels or least
             most = settings.processor_max_pixels or most
-        else:  # GLM's limits are those of a video that repeats the picture
+        else:  # GLM's limits are those of a video that repeats the image
             frames = settings.processor_temporal_patch_size
             least, most = least / frames, most / frames
         patch, merge = settings.processor_patch_size, settings.processor_merge_size
@@ -75,8 +75,8 @@ class Grid(ResizablePictureForm):
         return self.of_videos
 
     @property
-    def sound(self) -> SoundForm | None:
-        return self.of_sounds
+    def audio(self) -> AudioForm | None:
+        return self.of_audios
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         unit = self.patch * self.merge
@@ -90,20 +90,20 @@ class Grid(ResizablePictureForm):
         return [self.token] * (width // unit * (height // unit))
 
     def positions(
-        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+        self, ids: Sequence[int], images: bytes, later: Sequence[int] = ()
     ) -> list[list[int]]:
         """Return time, height and width positions of the tokens of a text (M-RoPE).
 
         Text tokens have three equal positions, one above the highest before them. The tokens of a
-        picture, or of a clip of a video, have one time and their row and column. Tokens of a sound
+        image, or of a clip of a video, have one time and their row and column. Tokens of an audio
         count as text.
         """
         found: list[tuple[int, int, int]] = []
         unit = self.patch * self.merge
         begin = after = 0
-        places = self.places(ids, pictures, later)
-        for (start, *_), file in zip(places, unpacked(pictures), strict=True):
-            if sound_of(file) is not None:
+        places = self.places(ids, images, later)
+        for (start, *_), file in zip(places, unpacked(images), strict=True):
+            if audio_of(file) is not None:
                 continue
             clip = clip_of(file)
             across, down = (side // unit for side in self.size_of(file))
@@ -119,19 +119,19 @@ class Grid(ResizablePictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines(ResizablePictureForm):
-    """Picture format of Mistral, Pixtral and LightOnOCR: lines of tokens."""
+class MistralImages(ResizableImageForm):
+    """Image format of Mistral, Pixtral and LightOnOCR: lines of tokens."""
 
     line_end: tuple[int, ...]  # the tokens after a line: one in Mistral
     end: tuple[int, ...]  # the tokens after the last line
     unit: int  # pixels of a side of a token
-    # Pixels of whose multiples the sides of a picture are: `unit` in Mistral. In LightOnOCR a rest
+    # Pixels of whose multiples the sides of an image are: `unit` in Mistral. In LightOnOCR a rest
     # that is no whole token is not seen.
     multiple: int
     longest: int  # pixels of a side at most
 
     @classmethod
-    def read(cls, kind: str, settings: LinesSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: MistralSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete."""
         added, size = added_tokens(folder), settings.processor_size
         longest = _LONGEST if size is None else size.longest_edge
@@ -166,13 +166,13 @@ class Lines(ResizablePictureForm):
         return max(self.unit, across), max(self.unit, down)
 
     def enlarged(self, image: Image.Image) -> Image.Image:
-        """Return a picture of at least one token; transformers' processor may make it smaller."""
+        """Return an image of at least one token; transformers' processor may make it smaller."""
         if min(self._rounded(*image.size)) >= self.unit:
             return image
         return image.resize(self.target_size(*image.size), Image.Resampling.BICUBIC)
 
     def _rounded(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size to which transformers' processor resizes a picture."""
+        """Return the size to which transformers' processor resizes an image."""
         pixels = width * height
         shrink = max(
             max(height, width) / self.longest,
@@ -189,21 +189,21 @@ class Lines(ResizablePictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled(PictureForm):
-    """Picture format of Gemma 4: as many square tokens as fit; a picture keeps its aspect ratio."""
+class Gemma4Images(ImageForm):
+    """Image format of Gemma 4: as many square tokens as fit; an image keeps its aspect ratio."""
 
-    begin: int  # the token before those of a picture
+    begin: int  # the token before those of an image
     end: int  # the token after them
     unit: int  # pixels of a side of a token
-    most: int  # tokens of a picture at most
+    most: int  # tokens of an image at most
     joined: bool  # whether the model has no tower, and so gets the pixels of a token as one patch
-    # Whether attention among a picture's tokens is bidirectional, in sliding-window layers. Models
+    # Whether attention among an image's tokens is bidirectional, in sliding-window layers. Models
     # that read the same tokens may differ in it.
     ahead: bool = field(default=False, compare=False)
     ahead_in_windows: ClassVar = True
 
     @classmethod
-    def read(cls, kind: str, settings: PooledSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: Gemma4Settings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
         begin, token, end = settings.boi_token_id, settings.image_token_id, settings.eoi_token_id
         if not {begin, token, end} <= set(added_tokens(folder).values()):

@@ -13,20 +13,20 @@ import torch
 from hearing_models import (
     RATE,
     TOKEN,
+    audio_form,
     features_of,
     processor_of,
     save_hearing_model,
-    sound_form,
     tone,
     tone_file,
 )
 from prompt_files import PromptFiles, good_row
-from tiny_models import SOUND
+from tiny_models import AUDIO
 
 from ppojob_api.problem import ReasonCode
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media import picture_forms
-from ppojob_trainer.data.media.pictures import packed, packed_sound, sound_of, unpacked
+from ppojob_trainer.data.media import image_forms
+from ppojob_trainer.data.media.images import audio_of, packed, packed_audio, unpacked
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.vision_tower import VisionTower
 
@@ -41,7 +41,7 @@ PIPED[22:26] = bytes(4)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that hears sounds of a second, with its tokenizer."""
+    """A model that hears audios of a second, with its tokenizer."""
     folder = tmp_path_factory.mktemp("hearing")
     save_hearing_model(folder / "model")
     return folder
@@ -72,8 +72,8 @@ def test_prompts_and_features_are_those_of_the_models_processor(folder: Path, fi
     with files.open(table, lines, maxPromptTokens=256) as dataset:
         found = [dataset[number] for number in range(6)]
         assert dataset.warnings == []
-    assert found[5].pictures == b""
-    heard = [[sound_of(one) for one in unpacked(row.pictures)] for row in found]
+    assert found[5].images == b""
+    heard = [[audio_of(one) for one in unpacked(row.images)] for row in found]
     for row in heard[1:5]:  # FLAC has 16 bits a sample, and so has WAV
         np.testing.assert_allclose(row[0], tone(440, 0.5), atol=2**-15)
     for row, parts, said in (
@@ -88,19 +88,19 @@ def test_prompts_and_features_are_those_of_the_models_processor(folder: Path, fi
 
 
 @pytest.mark.parametrize("samples", [321, 479, 640, 641, 8000, 15999, 16000])
-def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
-    sound = packed_sound(tone(440, 1.0)[:samples])
-    form = sound_form(folder / "model")
+def test_an_audio_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
+    audio = packed_audio(tone(440, 1.0)[:samples])
+    form = audio_form(folder / "model")
     made = processor_of(folder / "model")(
-        text=SOUND, audio=[sound_of(sound)], sampling_rate=RATE, return_tensors="pt"
+        text=AUDIO, audio=[audio_of(audio)], sampling_rate=RATE, return_tensors="pt"
     )
-    assert form.tokens_of(sound) == (TOKEN, made["input_ids"][0].tolist())
-    assert form.tokens_of(sound)[1]
+    assert form.tokens_of(audio) == (TOKEN, made["input_ids"][0].tolist())
+    assert form.tokens_of(audio)[1]
     tower = VisionTower(folder / "model", form, torch.device("cpu"), torch.float32)
-    (said,) = tower.encode([sound])
-    assert len(said) == len(form.tokens_of(sound)[1])
-    ours = tower._process(sound)
-    theirs = features_of(folder / "model", [sound])
+    (said,) = tower.encode([audio])
+    assert len(said) == len(form.tokens_of(audio)[1])
+    ours = tower._process(audio)
+    theirs = features_of(folder / "model", [audio])
     assert torch.equal(ours["pixel_values"], theirs["input_features"])
     assert torch.equal(ours["pixel_values"], made["input_features"])
     assert int(ours["frames"]) == int(made["feature_attention_mask"].sum())
@@ -118,13 +118,13 @@ def test_channels_are_averaged_and_then_the_pace_is_changed(files: PromptFiles) 
     tables = [files.table(f"{n}.parquet", one) for n, one in enumerate(rows)]
     for table in tables:
         with files.open(table, maxPromptTokens=256) as dataset:
-            assert dataset[0].pictures == packed([packed_sound(expected)])
+            assert dataset[0].images == packed([packed_audio(expected)])
 
 
-def test_another_column_may_hold_the_sounds(files: PromptFiles) -> None:
+def test_another_column_may_hold_the_audios(files: PromptFiles) -> None:
     table = files.table("a.parquet", good_row("<audio>", audio={"bytes": SHORT}))
     with files.open(table, audioKey="audio", maxPromptTokens=256) as dataset:
-        assert len(unpacked(dataset[0].pictures)) == 1
+        assert len(unpacked(dataset[0].images)) == 1
     report = files.report(table, maxPromptTokens=256)
     assert report.errors == []
     with files.open(table, maxPromptTokens=256) as dataset:
@@ -135,28 +135,28 @@ def test_another_column_may_hold_the_sounds(files: PromptFiles) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"audios": [{"bytes": b"RIFF"}]}, "audios: got bytes that are not a sound: "),
+        ({"audios": [{"bytes": b"RIFF"}]}, "audios: got bytes that are not an audio: "),
         ({"audios": [{"bytes": tone_file(440, 0.5, kind="FLAC")[:2000]}]}, "audios: got "),
         (
             {"audios": [{"bytes": tone_file(440, 0.5, kind="OGG")[:-100]}]},
-            "audios: got a sound of 0 seconds: too short for one token",
+            "audios: got an audio of 0 seconds: too short for one token",
         ),
         (
             {"audios": ["data:audio/wav;base64,UklG?"]},
             'audios: got "data:audio/wav;base64,UklG?": ',
         ),
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
-        ({"audios": [{"bytes": bytes(PIPED)}]}, "audios: got a sound of "),
+        ({"audios": [{"bytes": bytes(PIPED)}]}, "audios: got an audio of "),
         ({"audios": ["a\0.wav"]}, 'audios: got "a\\u0000.wav": it cannot be read; '),
-        ({"audios": [7]}, "audios: got int: it is not a sound"),
+        ({"audios": [7]}, "audios: got int: it is not an audio"),
         (
             {"audios": [{"bytes": LONG}]},
-            "audios: got a sound of 1.2 seconds: the model takes at most 1 seconds; "
-            "a shorter sound",
+            "audios: got an audio of 1.2 seconds: the model takes at most 1 seconds; "
+            "a shorter audio",
         ),
         (
             {"audios": [{"bytes": tone_file(440, 0.01)}]},
-            "audios: got a sound of 0.01 seconds: too short ",
+            "audios: got an audio of 0.01 seconds: too short ",
         ),
         (
             {"audios": [{"array": [0.1] * 900}]},
@@ -167,16 +167,16 @@ def test_another_column_may_hold_the_sounds(files: PromptFiles) -> None:
             {"audios": [{"array": [float("nan")] * 900, "sampling_rate": RATE}]},
             "audios: got a sample that is not finite: ",
         ),
-        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
+        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 audios; "),
         ({"prompt": spoken({"type": "image", "image": "a.png"})}, "prompt[0].content[0]: got "),
         ({"prompt": spoken("a"), "audios": None}, 'prompt[0].content[0]: got "a": parts of '),
         (
             {"prompt": spoken({"type": "audio", "audio": "a.wav"}), "audios": ["b.wav"]},
-            "prompt: got 1 sound in parts of messages: the row has others in audios; ",
+            "prompt: got 1 audio in parts of messages: the row has others in audios; ",
         ),
     ],
 )
-def test_what_is_no_sound_is_refused(files: PromptFiles, changes: dict[str, object], told: str):
+def test_what_is_no_audio_is_refused(files: PromptFiles, changes: dict[str, object], told: str):
     row = {**good_row("<audio>"), **changes}
     (error,) = files.errors(files.table("a.parquet", row), maxPromptTokens=256)
     assert error.startswith(f"a.parquet:0:{told}")
@@ -206,23 +206,23 @@ def test_folders_with_unknown_settings_hear_nothing(tmp_path: Path) -> None:
     save_hearing_model(tmp_path)
     path = tmp_path / "preprocessor_config.json"
     told = json.loads(path.read_text())
-    assert picture_forms.why_no_media(tmp_path) == ""
+    assert image_forms.why_no_media(tmp_path) == ""
     for changes in ({"dither": 0.1}, {"chunk_length": 2}, {"feature_extractor_type": "Other"}):
         path.write_text(json.dumps(told | changes))
-        assert picture_forms.read_form(tmp_path) is None
-        assert "WhisperFeatureExtractor" in picture_forms.why_no_media(tmp_path)
+        assert image_forms.read_form(tmp_path) is None
+        assert "WhisperFeatureExtractor" in image_forms.why_no_media(tmp_path)
     path.unlink()  # as transformers 5 writes a whole processor
     (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": told}))
-    assert picture_forms.read_form(tmp_path) is not None
+    assert image_forms.read_form(tmp_path) is not None
 
 
-def test_what_is_said_of_a_vision_tower_and_of_pictures_has_no_effect(folder: Path) -> None:
-    """An encoder of sounds stays as it is. Who reads the same tokens has to hear alike."""
-    data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
+def test_what_is_said_of_a_vision_tower_and_of_images_has_no_effect(folder: Path) -> None:
+    """An encoder of audios stays as it is. Who reads the same tokens has to hear alike."""
+    data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxImagePixels": 4000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
     spec = tiny_jobs.config_of(folder, data=data, model=model).spec
-    fields = ["spec.model.freezeVisionTower", "spec.data.maxPicturePixels"]
+    fields = ["spec.model.freezeVisionTower", "spec.data.maxImagePixels"]
     found = [(one.where, one.reason_code) for one in check_layouts(spec)]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
-    assert picture_forms.why_no_pictures(spec)("tiny") == ""
-    assert not picture_forms.all_take_pictures(spec)  # no tool shows it pictures
+    assert image_forms.why_no_images(spec)("tiny") == ""
+    assert not image_forms.all_take_images(spec)  # no tool shows it images

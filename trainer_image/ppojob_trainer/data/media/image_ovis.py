@@ -1,4 +1,4 @@
-"""Picture format of Ovis2. Loads no torch.
+"""Image format of Ovis2. Loads no torch.
 
 Sources: transformers 5, `get_min_tile_covering_grid` of
 `models/ovis2/image_processing_pil_ovis2.py`, and `replace_image_token` of
@@ -12,28 +12,28 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Final, Self
 
-from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_settings import OvisSettings
+from ppojob_trainer.data.media.image_files import NEWER, added_tokens, read_json
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_settings import OvisSettings
 
 _MARK: Final = "<image>"
 _AROUND: Final = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 _COVERED: Final = 0.9
-"""Share of a picture's area that a grid should show in full resolution."""
+"""Share of an image's area that a grid should show in full resolution."""
 
 
 @dataclass(frozen=True, slots=True)
-class TableTiles(PictureForm):
-    """Picture format of Ovis2: the whole picture in one tile, then tiles.
+class OvisImages(ImageForm):
+    """Image format of Ovis2: the whole image in one tile, then tiles.
 
-    The tower has features for the tokens between tiles too, so all tokens of a picture are such.
+    The tower has features for the tokens between tiles too, so all tokens of an image are such.
     """
 
     around: tuple[int, ...]  # the tokens of `_AROUND`
     shown: str  # text of `token`, which replaces that of a template
     side: int  # pixels of a side of a tile
     features: int  # tokens of a tile
-    most: int  # tiles at most; 1: the whole picture only
+    most: int  # tiles at most; 1: the whole image only
 
     @classmethod
     def read(cls, kind: str, settings: OvisSettings, folder: Path) -> Self | None:
@@ -62,7 +62,7 @@ class TableTiles(PictureForm):
         return list(range(len(tokens)))
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`: of all tiles."""
+        """See `ImageForm`: of all tiles."""
         columns, rows = _covering_grid(width, height, self.side, self.most)
         return columns * self.side, rows * self.side
 
@@ -80,7 +80,7 @@ class TableTiles(PictureForm):
 
 @lru_cache(maxsize=1024)
 def _covering_grid(width: int, height: int, side: int, most: int) -> tuple[int, int]:
-    """Return columns and rows of the smallest grid that covers most of a picture, or the best."""
+    """Return columns and rows of the smallest grid that covers most of an image, or the best."""
     sides = range(1, most + 1)
     grids = sorted((one for one in product(sides, sides) if one[0] * one[1] <= most), key=_tiles)
     covered = {grid: _covered(width, height, grid, side) for grid in grids}
@@ -95,7 +95,7 @@ def _tiles(grid: tuple[int, int]) -> int:
 
 
 def _covered(width: int, height: int, grid: tuple[int, int], side: int) -> float:
-    """Return the share of a picture that fits into the tiles of a grid.
+    """Return the share of an image that fits into the tiles of a grid.
 
     transformers cuts rows by its first number here, and columns where it uses the grid.
     """

@@ -1,6 +1,6 @@
-"""Run by test_vllm_pictures.py in processes of its own: what vLLM makes of prompts with pictures.
+"""Run by test_vllm_images.py in processes of its own: what vLLM makes of prompts with images.
 
-Usage: vllm_pictures.py FOLDER OUTPUT [--rank R --store FILE] [--only FAMILY...]: two ranks share
+Usage: vllm_images.py FOLDER OUTPUT [--rank R --store FILE] [--only FAMILY...]: two ranks share
 an engine, with the models that a run without them has left in the folder.
 """
 
@@ -17,17 +17,17 @@ import torch
 from engine_phase import close_quickly, generate
 from padded_reference import as_in_files, whole_logprobs
 from seeing_models import GLM, POOLED, TEXTS, save_seeing_model, whole_class
-from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
+from tiny_models import HALF_ROTATED, IMAGE, NAMES, VIDEO, WIDE_HEADS, image
 from torch import Tensor
 from transformers import PreTrainedModel
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.data.media.picture_files import of_thinker
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.picture_ovis import TableTiles
-from ppojob_trainer.data.media.pictures import packed, unpacked
+from ppojob_trainer.data.media.image_files import of_thinker
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.image_ovis import OvisImages
+from ppojob_trainer.data.media.images import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_files import own_name
@@ -37,7 +37,7 @@ from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"]
 BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
 BRIEFLY += ("llava_lines", "aya_vision", "ovis2")
-"""Of these, one whose layers have states beside pictures, and some that see as others."""
+"""Of these, one whose layers have states beside images, and some that see as others."""
 FAMILIES += ["mistral3", "gemma3", "smolvlm", *POOLED, *BRIEFLY]
 SHARED = ("qwen2_vl", "glm4v_moe", "gemma3", "gemma4_told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
@@ -48,10 +48,10 @@ HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
 OF_GLM = {"rope_parameters": {**HALF_ROTATED, "mrope_section": [2, 3, 3]}, "head_dim": 32}
 OF_TOLD = {"initializer_range": 0.04}
-TOKEN = NAMES.index(PICTURE)
+TOKEN = NAMES.index(IMAGE)
 TEXT = [5 + n % 40 for n in range(40)]
-RED, WIDE, HIGH = picture("red"), picture("blue", (40, 20)), picture("green", (9, 35))
-YELLOW = picture("yellow", (9, 35))
+RED, WIDE, HIGH = image("red"), image("blue", (40, 20)), image("green", (9, 35))
+YELLOW = image("yellow", (9, 35))
 SHOWN = [
     ([5, TOKEN, 7, 8, TOKEN, 9], [WIDE, RED]),
     ([TOKEN, 6, TOKEN, 8], [HIGH, WIDE]),
@@ -63,19 +63,19 @@ SHOWN = [
 SAMPLES = 3
 
 
-def requests(form: PictureForm) -> list[Request]:
-    # transformers would take such a token that is drawn for a further picture.
-    ends = (TOKEN, *(form.around if isinstance(form, TableTiles) else ()))
+def requests(form: ImageForm) -> list[Request]:
+    # transformers would take such a token that is drawn for a further image.
+    ends = (TOKEN, *(form.around if isinstance(form, OvisImages) else ()))
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=30, stop_token_ids=ends)
     return [
-        Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
+        Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, images=held)
         for n, (ids, held) in enumerate((ids, packed(files)) for ids, files in SHOWN)
         for s in range(SAMPLES)
     ]
 
 
-def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
-    """The next turn of a row, which a tool has shown a picture."""
+def shown_more(form: ImageForm, row: Request, done: Finished) -> Request:
+    """The next turn of a row, which a tool has shown an image."""
     drawn = [token for token in done.tokens if token not in row.sampling.stop_token_ids]
     before = [*row.prompt, *drawn, 7]
     shown = form.expanded([TOKEN], packed([WIDE]))
@@ -84,7 +84,7 @@ def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
         request_id=f"{row.request_id}/1",
         prompt=(*before, *shown, 8),
         sampling=replace(row.sampling, max_tokens=8),
-        pictures=packed([*unpacked(row.pictures), WIDE]),
+        images=packed([*unpacked(row.images), WIDE]),
         later=(len(before) + form.places(shown, packed([WIDE]))[0][0],),
     )
 
@@ -102,7 +102,7 @@ def largest(
     for row, done in zip(rows, drawn, strict=True):
         prompt, response = torch.tensor(row.prompt), torch.tensor(done.tokens)
         with torch.no_grad():
-            expected = told(prompt, row.pictures, response)
+            expected = told(prompt, row.images, response)
         found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
     return max(found)
 
@@ -146,7 +146,7 @@ class Watched:
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
         config = of_thinker(json.loads((folder / "config.json").read_text()))
         positions = config.get("text_config", config)["max_position_embeddings"]
-        length = min(384, positions)  # more where pictures have many tokens
+        length = min(384, positions)  # more where images have many tokens
         sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
         self.folder = folder
@@ -183,8 +183,8 @@ class Watched:
         self.asked |= {row.request_id: row for row in rows}
         return generate(self.engine, rows)
 
-    def turns(self, form: PictureForm, rows: Sequence[Request]) -> dict[str, Finished]:
-        """A phase in which each row goes on with a picture more: its later turns, by their ids."""
+    def turns(self, form: ImageForm, rows: Sequence[Request]) -> dict[str, Finished]:
+        """A phase in which each row goes on with an image more: its later turns, by their ids."""
         with generation_phase(self.engine) as submit:
             drawn = self._drawn(submit, rows)
             turns = [shown_more(form, row, drawn[row.request_id]) for row in rows]
@@ -227,9 +227,9 @@ def facts_of(folder: Path, kind: str, tensor: int, *, wholly: bool) -> dict[str,
         facts["update"] = of_update(watched, whole, folder, rows)
         watched.engine.close()
         return facts
-    others = [replace(row, pictures=packed([YELLOW])) for row in rows[6:9]]
-    facts["another picture"] = largest(told, others, drawn[6:9])
-    # Where the tower has seen these pictures before, in other company.
+    others = [replace(row, images=packed([YELLOW])) for row in rows[6:9]]
+    facts["another image"] = largest(told, others, drawn[6:9])
+    # Where the tower has seen these images before, in other company.
     watched.phase(rows[::-1])
     facts["again"] = bits(watched.phase(rows)) == bits(drawn)
     facts["shown in four phases"] = len(watched.shown)
@@ -240,8 +240,8 @@ def facts_of(folder: Path, kind: str, tensor: int, *, wholly: bool) -> dict[str,
     return facts | facts_of_a_small_cache(folder, tensor, whole, rows)
 
 
-def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm) -> dict[str, Any]:
-    """Of two prompts of the same tokens and other frames, whose pictures are the same."""
+def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: ImageForm) -> dict[str, Any]:
+    """Of two prompts of the same tokens and other frames, whose images are the same."""
     cells = [{"video": frames_of(4, (24, 16), n), "min_pixels": 1} for n in range(2)]
     sampling = SamplingParams(1.0, 1.0, -1, 9, stop_token_ids=(TOKEN, NAMES.index(VIDEO)))
     rows = []
@@ -249,7 +249,7 @@ def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm)
         shown = packed([WIDE, *clips])
         ids = form.expanded([5, TOKEN, 6, *marks_of(form, clips), 7], shown)
         rows += [
-            Request(f"video/{n}/{s}", tuple(ids), sampling, seed=s, pictures=shown)
+            Request(f"video/{n}/{s}", tuple(ids), sampling, seed=s, images=shown)
             for s in range(SAMPLES)
         ]
     drawn = watched.phase(rows)
@@ -304,9 +304,9 @@ def facts_of_a_small_cache(
     return {"restarted": len(tight.restarted), "squeezed": squeezed}
 
 
-def positions_of(form: PictureForm, row: Request) -> bool:
+def positions_of(form: ImageForm, row: Request) -> bool:
     """Whether those of a prompt and of drawn tokens behind it are the trainer's."""
-    if len(form.positions(row.prompt, row.pictures)) == 1:  # vLLM counts itself
+    if len(form.positions(row.prompt, row.images)) == 1:  # vLLM counts itself
         return True
     drawn = [TOKEN, 9, 9]
     given = vllm_models.prompt_of(row, form)
@@ -314,8 +314,8 @@ def positions_of(form: PictureForm, row: Request) -> bool:
     positions, ahead = vllm_models.MROPE_MODELS["qwen2_vl"].get_mrope_input_positions(
         None, [*row.prompt, *drawn], features
     )
-    expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.pictures))
-    after = form.positions([*row.prompt, 9, 9, 9, 9], row.pictures)[0][-1]
+    expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.images))
+    after = form.positions([*row.prompt, 9, 9, 9, 9], row.images)[0][-1]
     return torch.equal(positions, expected) and after == len(row.prompt) + len(drawn) + ahead
 
 

@@ -1,9 +1,9 @@
-"""Media files of rows (pictures, clips of videos, sounds), and their marks in messages.
+"""Media files of rows (images, clips of videos, audios), and their marks in messages.
 
 Loads no torch. The files of a prompt are one value (`packed`), in the order of the text. Files
-after the prompt, from tools or later messages, are stored with their positions (`LaterPicture`). A
+after the prompt, from tools or later messages, are stored with their positions (`LaterImage`). A
 clip is the frames that a tower reads at once, two in Qwen's models; no tower attends from one clip
-to another, so clips are stored, sent and encoded like pictures. A sound is one channel of float32
+to another, so clips are stored, sent and encoded like images. An audio is one channel of float32
 at the sampling rate of the model. Source of the form of messages: verl 0.8,
 `utils/dataset/rl_dataset.py`, `_build_messages`.
 """
@@ -29,14 +29,14 @@ COLUMN: Final = "images"
 MARK: Final = "<image>"
 VIDEO_COLUMN: Final = "videos"
 VIDEO_MARK: Final = "<video>"
-SOUND_MARK: Final = "<audio>"
+AUDIO_MARK: Final = "<audio>"
 HASH: Final = "sha256"
 _CLIP: Final = b"\0clip"
-_SOUND: Final = b"\0sound"
-"""Prefixes of clips and sounds; no picture file begins with them."""
+_AUDIO: Final = b"\0audio"
+"""Prefixes of clips and audios; no image file begins with them."""
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""Limit of all pictures of a row, for tools."""
-_MARKS: Final = re.compile(f"{MARK}|{VIDEO_MARK}|{SOUND_MARK}")
+"""Limit of all images of a row, for tools."""
+_MARKS: Final = re.compile(f"{MARK}|{VIDEO_MARK}|{AUDIO_MARK}")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 """Supported formats; for some others Pillow would start a program."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
@@ -46,37 +46,37 @@ Messages = Sequence[Mapping[str, Json]]
 Samples: TypeAlias = "NDArray[np.float32]"
 
 
-class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture after the prompt of a row."""
+class LaterImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image after the prompt of a row."""
 
     start: int  # index of its first feature token in the response
     file: bytes
 
 
-def packed(pictures: Sequence[bytes]) -> bytes:
+def packed(images: Sequence[bytes]) -> bytes:
     """Encode the files of a prompt as one value; empty for none."""
-    return msgspec.msgpack.encode(pictures) if pictures else b""
+    return msgspec.msgpack.encode(images) if images else b""
 
 
-def unpacked(pictures: bytes) -> list[bytes]:
+def unpacked(images: bytes) -> list[bytes]:
     """Decode the files of `packed`."""
-    return msgspec.msgpack.decode(pictures, type=list[bytes]) if pictures else []
+    return msgspec.msgpack.decode(images, type=list[bytes]) if images else []
 
 
-def packed_later(pictures: Sequence[LaterPicture]) -> bytes:
-    """Encode the pictures after a prompt as one value; empty for none."""
-    return msgspec.msgpack.encode(pictures) if pictures else b""
+def packed_later(images: Sequence[LaterImage]) -> bytes:
+    """Encode the images after a prompt as one value; empty for none."""
+    return msgspec.msgpack.encode(images) if images else b""
 
 
-def unpacked_later(pictures: bytes) -> list[LaterPicture]:
-    """Decode the pictures of `packed_later`."""
-    return msgspec.msgpack.decode(pictures, type=list[LaterPicture]) if pictures else []
+def unpacked_later(images: bytes) -> list[LaterImage]:
+    """Decode the images of `packed_later`."""
+    return msgspec.msgpack.decode(images, type=list[LaterImage]) if images else []
 
 
 class Clip(msgspec.Struct, frozen=True, array_like=True):
     """Frames of a video that a tower reads at once."""
 
-    frames: list[bytes]  # encoded pictures in the model's size
+    frames: list[bytes]  # encoded images in the model's size
     number: int  # index of the clip in its video
     ahead: int = 0  # time position relative to the first clip of its video
     text: str = ""  # text before the clip; empty if it directly follows the clip before it
@@ -112,30 +112,30 @@ def parts_of(clips: Iterable[Clip]) -> list[list[Json]]:
     return videos
 
 
-def packed_sound(samples: Samples) -> bytes:
-    """Encode (samples,) a sound as a file."""
-    return _SOUND + samples.astype("<f4").tobytes()
+def packed_audio(samples: Samples) -> bytes:
+    """Encode (samples,) an audio as a file."""
+    return _AUDIO + samples.astype("<f4").tobytes()
 
 
-def sound_of(file: bytes) -> "Samples | None":
-    """Decode (samples,) float32 from the sound in a file; None for another file."""
-    if not file.startswith(_SOUND):
+def audio_of(file: bytes) -> "Samples | None":
+    """Decode (samples,) float32 from the audio in a file; None for another file."""
+    if not file.startswith(_AUDIO):
         return None
     import numpy as np
 
-    return np.frombuffer(file, "<f4", offset=len(_SOUND)).astype(np.float32)
+    return np.frombuffer(file, "<f4", offset=len(_AUDIO)).astype(np.float32)
 
 
-def opened(picture: bytes) -> Image.Image:
-    """Decode a picture to RGB, the input of models; RGBA is put on a white background.
+def opened(file: bytes) -> Image.Image:
+    """Decode an image to RGB, the input of models; RGBA is put on a white background.
 
-    Pillow refuses a picture by its size before decoding it, which could exhaust the memory.
-    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens pictures. Raises
+    Pillow refuses an image by its size before decoding it, which could exhaust the memory.
+    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens images. Raises
     ValueError, or the error of the format.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        image = Image.open(io.BytesIO(picture), formats=_FORMATS)
+        image = Image.open(io.BytesIO(file), formats=_FORMATS)
     with image:
         if image.mode != "RGBA":
             return _in_colour(image)
@@ -144,13 +144,13 @@ def opened(picture: bytes) -> Image.Image:
         return white
 
 
-def is_picture(file: bytes) -> bool:
-    """Whether a file is a picture, rather than a clip or a sound."""
-    return clip_of(file) is None and sound_of(file) is None
+def is_image(file: bytes) -> bool:
+    """Whether a file is an image, rather than a clip or an audio."""
+    return clip_of(file) is None and audio_of(file) is None
 
 
 def encoded(image: Image.Image) -> bytes:
-    """Encode a picture as PNG, without loss; raises ValueError for grey levels of 32 bits."""
+    """Encode an image as PNG, without loss; raises ValueError for grey levels of 32 bits."""
     file = io.BytesIO()
     image = image if image.mode in _KEPT else _in_colour(image)
     image.save(file, "PNG", compress_level=1)
@@ -167,8 +167,8 @@ def _in_colour(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def behind_pictures(text: str, count: int) -> Json:
-    """Build the content of a message: `count` pictures, then a text."""
+def behind_images(text: str, count: int) -> Json:
+    """Build the content of a message: `count` images, then a text."""
     if not count:
         return text
     parts: list[Json] = [{"type": "image"} for _ in range(count)]
@@ -178,59 +178,59 @@ def behind_pictures(text: str, count: int) -> Json:
 def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Json]]:
     """Replace the marks in messages by parts, as chat templates take them.
 
-    A mark of a medium (picture, video, sound) that is not among the files is text.
+    A mark of a medium (image, video, audio) that is not among the files is text.
     """
     clips = [clip for clip in map(clip_of, files) if clip is not None]
-    sounds = sum(sound_of(file) is not None for file in files)
+    audios = sum(audio_of(file) is not None for file in files)
     parts: dict[str, Iterator[list[Json]]] = {}
-    if sounds:
-        parts[SOUND_MARK] = iter([[{"type": "audio"}]] * sounds)
-    if pictures := len(files) - len(clips) - sounds:
-        parts[MARK] = iter([[{"type": "image"}]] * pictures)
+    if audios:
+        parts[AUDIO_MARK] = iter([[{"type": "audio"}]] * audios)
+    if images := len(files) - len(clips) - audios:
+        parts[MARK] = iter([[{"type": "image"}]] * images)
     if clips:
         parts[VIDEO_MARK] = iter(parts_of(clips))
     return [{**message, "content": _parts(message["content"], parts)} for message in messages]
 
 
-def data_url(picture: bytes) -> str:
-    """Return a picture as a `data:` URL."""
-    with Image.open(io.BytesIO(picture), formats=_FORMATS) as image:
+def data_url(file: bytes) -> str:
+    """Return an image as a `data:` URL."""
+    with Image.open(io.BytesIO(file), formats=_FORMATS) as image:
         kind = Image.MIME[str(image.format)]
-    return f"data:{kind};base64,{base64.b64encode(picture).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(file).decode()}"
 
 
-def hash_of(picture: bytes) -> str:
+def hash_of(image: bytes) -> str:
     """Return the hash of a file, in hex."""
-    return hashlib.sha256(picture).hexdigest()
+    return hashlib.sha256(image).hexdigest()
 
 
 def hashed_part(name: str) -> Json:
-    """Return the part of a message that stands for a picture, whose file has this hash."""
+    """Return the part of a message that stands for an image, whose file has this hash."""
     return {"type": "image", HASH: name}
 
 
-def with_hashed_parts(messages: Messages, pictures: Sequence[bytes]) -> list[dict[str, Json]]:
-    """Replace the marks of pictures in messages by `hashed_part`s; without pictures they stay."""
-    parts = {MARK: iter([[hashed_part(hash_of(one))] for one in pictures])} if pictures else {}
+def with_hashed_parts(messages: Messages, images: Sequence[bytes]) -> list[dict[str, Json]]:
+    """Replace the marks of images in messages by `hashed_part`s; without images they stay."""
+    parts = {MARK: iter([[hashed_part(hash_of(one))] for one in images])} if images else {}
     return [{**message, "content": _parts(message["content"], parts)} for message in messages]
 
 
-def pictures_of(messages: Messages, files: Mapping[str, bytes]) -> list[bytes]:
-    """Return the pictures of messages with `hashed_part`s in order, of files by their hashes."""
+def images_of(messages: Messages, files: Mapping[str, bytes]) -> list[bytes]:
+    """Return the images of messages with `hashed_part`s in order, of files by their hashes."""
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [files[str(part[HASH])] for part in parts if isinstance(part, dict) and HASH in part]
 
 
-def pictures_in(messages: Messages) -> int:
-    """Count the parts of messages that are pictures."""
+def images_in(messages: Messages) -> int:
+    """Count the parts of messages that are images."""
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
 
 
 def marks(messages: Messages) -> list[str]:
-    """Return the marks of pictures, videos and sounds in messages, in order."""
+    """Return the marks of images, videos and audios in messages, in order."""
     return [mark for message in messages for mark in _MARKS.findall(str(message["content"]))]
 
 

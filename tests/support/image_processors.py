@@ -1,4 +1,4 @@
-"""transformers' processors of texts and pictures, with which ours are compared."""
+"""transformers' processors of texts and images, with which ours are compared."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 from seeing_models import TILE, form_of
-from tiny_models import AROUND_POOLED, BEGIN_SQUARE, END_SQUARE, PATCH, PICTURE, SPLITS, UNUSED
+from tiny_models import AROUND_POOLED, BEGIN_SQUARE, END_SQUARE, IMAGE, PATCH, SPLITS, UNUSED
 from transformers import (
     AutoTokenizer,
     AyaVisionProcessor,
@@ -44,7 +44,7 @@ def of_internvl(folder: Path) -> Any:
         def check_argument_for_proper_class(self, *_: object) -> None: ...
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokens = {"start": "<img>", "end": "</img>", "context": PICTURE}
+    tokens = {"start": "<img>", "end": "</img>", "context": IMAGE}
     for name, token in tokens.items():
         setattr(tokenizer, f"{name}_image_token", token)
         setattr(tokenizer, f"{name}_image_token_id", tokenizer.convert_tokens_to_ids(token))
@@ -68,13 +68,13 @@ class OfMistral:
             tokens = [["[IMG]"] * across + ["[IMG_BREAK]"]] * down
             tokens = [item for line in tokens for item in line]
             tokens[-1] = "[IMG_END]"
-            text = text.replace(PICTURE, "".join(tokens), 1)
-        return {"input_ids": [self.tokenizer.encode(text.replace("[IMG]", PICTURE))]}
+            text = text.replace(IMAGE, "".join(tokens), 1)
+        return {"input_ids": [self.tokenizer.encode(text.replace("[IMG]", IMAGE))]}
 
 
 def of_gemma(folder: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for name, token in {"boi": BEGIN_SQUARE, "eoi": END_SQUARE, "image": PICTURE}.items():
+    for name, token in {"boi": BEGIN_SQUARE, "eoi": END_SQUARE, "image": IMAGE}.items():
         setattr(tokenizer, f"{name}_token", token)
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
     return Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, None, 4)
@@ -89,15 +89,15 @@ class OfGemma4:
 
     def __call__(self, text: str, images: list[Image.Image]) -> dict[str, list[list[int]]]:
         begin, end = AROUND_POOLED
-        *parts, last = text.split(PICTURE)
+        *parts, last = text.split(IMAGE)
         counts = self.images(images=images)["num_soft_tokens_per_image"]
-        shown = [f"{begin}{PICTURE * count}{end}" for count in counts]
+        shown = [f"{begin}{IMAGE * count}{end}" for count in counts]
         text = "".join(one for pair in zip(parts, shown, strict=True) for one in pair) + last
         return {"input_ids": [self.tokenizer.encode(text)]}
 
 
 def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
-    """Of SmolVLM too, whose own wants a package for videos; with another token of pictures."""
+    """Of SmolVLM too, whose own wants a package for videos; with another token of images."""
 
     class Processor(Idefics3Processor):
         def check_argument_for_proper_class(self, *_: object) -> None: ...
@@ -106,7 +106,7 @@ def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     processor = Processor(images.from_pretrained(folder), tokenizer, image_seq_len=4)
-    processor.image_token = PICTURE
+    processor.image_token = IMAGE
     return processor
 
 
@@ -116,7 +116,7 @@ def of_smolvlm(folder: Path) -> Any:
 
 def of_lighton(folder: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for name, token in zip(("image", "image_break", "image_end"), (PICTURE, *UNUSED), strict=True):
+    for name, token in zip(("image", "image_break", "image_end"), (IMAGE, *UNUSED), strict=True):
         setattr(tokenizer, f"{name}_token", token)
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
 
@@ -134,9 +134,9 @@ class OfLfm2:
 
     def __call__(self, text: str, images: list[Image.Image]) -> dict[str, list[list[int]]]:
         form, maker = self.form, Lfm2VlProcessor.__new__(Lfm2VlProcessor)
-        maker.image_token, maker.image_thumbnail_token = PICTURE, SPLITS[2]
+        maker.image_token, maker.image_thumbnail_token = IMAGE, SPLITS[2]
         maker.image_start_token, maker.image_end_token = SPLITS[:2]
-        *parts, text = text.split(PICTURE)
+        *parts, text = text.split(IMAGE)
         for part, one in zip(reversed(parts), reversed(images), strict=True):
             columns, rows = form.grid(*one.size)
             sizes = [form.unit * side for side in form.whole(*one.size)[::-1]]
@@ -150,7 +150,7 @@ class OfLfm2:
 
 def of_ovis(folder: Path) -> Any:
     class Processor(Ovis2Processor):
-        """With another token of pictures."""
+        """With another token of images."""
 
         def check_argument_for_proper_class(self, *_: object) -> None: ...
 
@@ -160,7 +160,7 @@ def of_ovis(folder: Path) -> Any:
             return super().__call__(**named, return_tensors="pt")
 
         def replace_image_token(self, *given: Any, **named: Any) -> str:
-            return super().replace_image_token(*given, **named).replace("<IMG_ATOM>", PICTURE)
+            return super().replace_image_token(*given, **named).replace("<IMG_ATOM>", IMAGE)
 
     images, tokenizer = Ovis2ImageProcessorPil, AutoTokenizer.from_pretrained(folder)
     return Processor(images.from_pretrained(folder), tokenizer, image_seq_length=4)
@@ -174,13 +174,13 @@ def of_aya(folder: Path) -> Any:
         GotOcr2ImageProcessorPil.from_pretrained(folder),
         AutoTokenizer.from_pretrained(folder),
     )
-    return Processor(*made_of, 2 * PATCH, TILE, img_patch_token=PICTURE)
+    return Processor(*made_of, 2 * PATCH, TILE, img_patch_token=IMAGE)
 
 
 def of_llava(folder: Path, made: Any = LlavaProcessor, images: Any = CLIPImageProcessorPil) -> Any:
     """With the numbers that hub's folders give to processors of CLIP, or of SigLIP."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for name, token in {"image": PICTURE, "video": UNUSED[0]}.items():
+    for name, token in {"image": IMAGE, "video": UNUSED[0]}.items():
         setattr(tokenizer, f"{name}_token", token)
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
 

@@ -13,12 +13,12 @@ from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
 from seeing_models import SEEING, whole_class
 from tiers import first_in_test
-from tiny_models import NAMES, ZOOMS, noise, picture
+from tiny_models import NAMES, ZOOMS, image, noise
 
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.pictures import packed, unpacked
+from ppojob_trainer.data.media.images import packed, unpacked
 from ppojob_trainer.models.weight_files import own_name
 
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
@@ -39,14 +39,14 @@ def ask(messages):
         return json.load(answer)["choices"][0]["message"]
 
 def screen(text):
-    \"\"\"A picture that depends on what the model has said.\"\"\"
+    \"\"\"An image that depends on what the model has said.\"\"\"
     wide, high = 8 + len(text) % 9, 8
     pixels = bytes(sum(text.encode()) * n % 251 for n in range(3 * wide * high))
     file = base64.b64encode(f"P6 {wide} {high} 255\\n".encode() + pixels).decode()
     return {"type": "image_url", "image_url": {"url": "data:image/ppm;base64," + file}}
 
 def look(messages, query):
-    \"\"\"Two turns behind the prompt, and then each in a context with the last two pictures.\"\"\"
+    \"\"\"Two turns behind the prompt, and then each in a context with the last two images.\"\"\"
     asked = {"type": "text", "text": query}
     shown = [messages[0]["content"][0]]
     for turn in range(4):
@@ -68,10 +68,10 @@ def zoom(part, images):
 
 
 def write_rows(path: Path, **told: object) -> list[dict[str, Any]]:
-    """Rows that ask for the colour of a picture; pictures are of several sizes."""
+    """Rows that ask for the colour of an image; images are of several sizes."""
     names, rows = list(COLORS), []
     for n in range(24):
-        shown = picture(COLORS[names[n % 3]], (16, 8 + n % 9))
+        shown = image(COLORS[names[n % 3]], (16, 8 + n % 9))
         rows.append(row_of(n, "<image>?", names[n % 3], images=[{"bytes": shown, "path": None}]))
         rows[-1]["extra_info"] |= told
     write_table(path, rows)
@@ -85,18 +85,18 @@ def make_folder(folder: Path, kind: str = "seeing", dropout: float = 0.1) -> dic
     return {"path": str(folder / "model"), "freezeVisionTower": False}
 
 
-def picture_job(folder: Path, **changes: object) -> dict[str, Any]:
+def image_job(folder: Path, **changes: object) -> dict[str, Any]:
     ranks = {"actorRollout": {"ranksPerReplica": 2}}
     return media_job(folder, {"maxPromptTokens": 96}, **{"roles": ranks, **changes})
 
 
 def write_answers(path: Path, count: int, kind: str) -> None:
-    """Rows that say the colours of two pictures, one after the other; or of one, and another."""
+    """Rows that say the colours of two images, one after the other; or of one, and another."""
     names = list(COLORS)
     rows = []
     for n in range(count):
         said, other = names[n % 3], names[(n + 1 + n % 2) % 3]
-        shown = [picture(COLORS[name], (16, 8 + n % 9)) for name in (said, other)]
+        shown = [image(COLORS[name], (16, 8 + n % 9)) for name in (said, other)]
         asked = {"role": "user", "content": "<image>?"}
         told = [{"role": "assistant", "content": name} for name in (said, other)]
         if kind == "sft":
@@ -108,7 +108,7 @@ def write_answers(path: Path, count: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", first_in_test(["sft", "dpo"]))
-def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: str):
+def test_answers_about_images_are_learnt(run_through, tmp_path: Path, kind: str):
     """The tower learns too. A reference sees what the policy does: at first both say the same."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     train, held_out = tmp_path / "train.parquet", tmp_path / "held-out.parquet"
@@ -147,7 +147,7 @@ def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: st
 
 
 @pytest.mark.long
-def test_a_reward_model_learns_from_pictures_and_scores_by_them(tmp_path: Path) -> None:
+def test_a_reward_model_learns_from_images_and_scores_by_them(tmp_path: Path) -> None:
     model = make_folder(tmp_path)
     train, held_out = tmp_path / "pairs.parquet", tmp_path / "held-out.parquet"
     write_answers(train, 24, "reward_model")
@@ -170,7 +170,7 @@ def test_a_reward_model_learns_from_pictures_and_scores_by_them(tmp_path: Path) 
     first, *_, last = [one["val/loss"] for one in run_folders.metrics(learnt) if "val/loss" in one]
     assert first == pytest.approx(math.log(2), abs=1e-6)
     assert last < 0.8 * first
-    scored = picture_job(
+    scored = image_job(
         tmp_path,
         model=model,
         rewards=[],
@@ -185,7 +185,7 @@ def test_a_reward_model_learns_from_pictures_and_scores_by_them(tmp_path: Path) 
 
 
 def loss_of_the_whole(folder: Path, rows: Path) -> float:
-    """What transformers' whole model says of the answers, with the pixels of all pictures."""
+    """What transformers' whole model says of the answers, with the pixels of all images."""
     model = folder / "model"
     whole, found = whole_class("qwen2_5_vl").from_pretrained(model), []
     spec = DataSpec.model_validate({"train": [{"path": str(rows)}]})
@@ -195,9 +195,9 @@ def loss_of_the_whole(folder: Path, rows: Path) -> float:
     ):
         for row in data.rows(range(len(data))):
             (answer,) = row.answers
-            later = [one.file for part in answer for one in part.pictures]
+            later = [one.file for part in answer for one in part.images]
             assert len(later) == 1
-            shown = packed([*unpacked(row.pictures), *later])
+            shown = packed([*unpacked(row.images), *later])
             tokens, mask = (
                 torch.tensor([one for part in answer for one in of(part)])
                 for of in (
@@ -235,12 +235,12 @@ LONG_OF_VLLM = [pytest.mark.vllm, pytest.mark.long]
     ],
     ids=lambda one: one if isinstance(one, str) else "vllm" if "rollout" in one else "hf",
 )
-def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
+def test_a_killed_job_with_images_ends_as_an_undisturbed_one(
     run_twice, finished, tmp_path: Path, kind: str, changes
 ):
     """Over two ranks, one of which computes rows that the other owns; and with others apart.
 
-    A critic sees the pictures too. The tower is frozen, or learns, and engines have it as it is.
+    A critic sees the images too. The tower is frozen, or learns, and engines have it as it is.
     With vLLM, which takes long to load, in one rank, and undisturbed: what a kill may lose of what
     engines see is lost with the other one too.
     """
@@ -248,7 +248,7 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     ranks = {"ranksPerReplica": 1 if learns else 2}
     # Policy and critic draw dropout of one state in one process, and of two apart.
     model = make_folder(tmp_path, kind, 0.1 if learns else 0.0) | {"freezeVisionTower": not learns}
-    job = picture_job(tmp_path, model=model, roles={"actorRollout": ranks}, **changes)
+    job = image_job(tmp_path, model=model, roles={"actorRollout": ranks}, **changes)
     if "rollout" in changes:
         calm = finished("calm", tmp_path, **job)
     else:
@@ -293,7 +293,7 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
         row["prompt"][0]["content"] = "<video>?"
         row["videos"] = [{"video": frames, "fps": 2.0, "min_pixels": 1}]
     write_table(tmp_path / "train.parquet", rows)
-    job = picture_job(tmp_path, model=model, **ENGINES[engine])
+    job = image_job(tmp_path, model=model, **ENGINES[engine])
     job["data"]["maxPromptTokens"] = 64
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     if engine == "huggingface":
@@ -312,7 +312,7 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
         pytest.param("look", "vllm", marks=pytest.mark.vllm),
     ],
 )
-def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, engine: str) -> None:
+def test_a_conversation_about_an_image(run_twice, tmp_path: Path, name: str, engine: str) -> None:
     """Over ranks that share the tokens of a row (but with vLLM), with a tower that learns."""
     model, is_program = make_folder(tmp_path), name == "look"
     write_rows(tmp_path / "train.parquet", interaction_kwargs={"name": name, "query": "so"})
@@ -320,7 +320,7 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, en
     user = {"name": name, "source": {"path": str(tmp_path / "users.py")}}
     user["interface"] = "openai" if is_program else "messages"
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
-    job = picture_job(
+    job = image_job(
         tmp_path,
         agent={
             "interactions": [user],
@@ -350,19 +350,19 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path, name: str, en
 
 
 @pytest.mark.long
-def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path) -> None:
+def test_a_tool_that_shows_a_row_a_part_of_its_image(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns, and a critic apart."""
     model = make_folder(tmp_path, "seeing_caller")
     (tmp_path / "zoom.py").write_text(ZOOM)
     tool = {
         "name": "zoom",
-        "description": "Shows a part of the picture.",
+        "description": "Shows a part of the image.",
         "parameters": {"type": "object", "properties": {"part": {"type": "integer"}}},
         "source": {"path": str(tmp_path / "zoom.py")},
     }
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
     stops = [len(NAMES) + number for number in range(len(ZOOMS))]
-    job = picture_job(
+    job = image_job(
         tmp_path,
         algorithm=PPO,
         agent={"tools": [tool], "toolSteps": 4, "turnTokens": 24, "toolRewards": "add"},
@@ -391,7 +391,7 @@ def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
     save_file(changed, tmp_path / "other" / "model.safetensors", {"format": "pt"})
     found = {}
     for name in ("model", "other"):
-        job = picture_job(
+        job = image_job(
             tmp_path,
             algorithm={"type": "distillation", "promptsPerStep": 4, "samplesPerPrompt": 2},
             reference={"teachers": [{"path": str(tmp_path / name), "dataSources": ["letters"]}]},
@@ -408,10 +408,10 @@ def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_rows_about_a_picture_go_on_with_newer_weights(run_twice, tmp_path: Path) -> None:
+def test_rows_about_an_image_go_on_with_newer_weights(run_twice, tmp_path: Path) -> None:
     make_folder(tmp_path)
     spec = tiny_jobs.make_manifest(tmp_path)["spec"]
-    job = picture_job(
+    job = image_job(
         tmp_path,
         rollout={**spec["rollout"], "maxStaleness": 2, "stopTokenIds": STOPS},
         roles={"actorRollout": {"ranksPerReplica": 2}, "rollout": {"replicas": 2}},
@@ -436,7 +436,7 @@ def test_adapters_of_a_model_that_sees(tmp_path: Path) -> None:
         ("second", {"path": str(tmp_path / "first/run/export/adapter")}),
     ):
         (tmp_path / name).mkdir()
-        job = picture_job(
+        job = image_job(
             tmp_path,
             model={"path": str(tmp_path / "model"), "lora": {**lora, **begun}},
             optimizer={"learningRate": 0.05},

@@ -1,4 +1,4 @@
-"""Picture formats of square tiles, one or several per picture. Loads no torch.
+"""Image formats of square tiles, one or several per image. Loads no torch.
 
 Sources: transformers 5, `get_optimal_tiled_canvas` of
 `models/got_ocr2/image_processing_pil_got_ocr2.py`; `replace_image_token` of
@@ -14,25 +14,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
-from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json, tokens_between
-from ppojob_trainer.data.media.picture_form import (
-    EqualPictureForm,
-    PictureForm,
+from ppojob_trainer.data.media.image_files import NEWER, added_tokens, read_json, tokens_between
+from ppojob_trainer.data.media.image_form import (
+    EqualImageForm,
+    ImageForm,
     RequestedSize,
-    ResizablePictureForm,
-    UnchangedPictureForm,
+    ResizableImageForm,
+    UnchangedImageForm,
     nearest_shape,
 )
-from ppojob_trainer.data.media.picture_settings import (
-    CropsSettings,
+from ppojob_trainer.data.media.image_settings import (
+    Gemma3Settings,
+    Idefics3Settings,
+    InternVlSettings,
+    Lfm2VlSettings,
     LongestEdge,
-    SplitsSettings,
     SquareSize,
-    SquaresSettings,
     TileSize,
-    TilesSettings,
 )
-from ppojob_trainer.data.media.pictures import opened
+from ppojob_trainer.data.media.images import opened
 from ppojob_trainer.errors import ConfigError
 
 _MOST_TILES: Final = 12
@@ -52,22 +52,22 @@ _Colours = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles(ResizablePictureForm):
-    """Picture format of InternVL: equal tiles, then the whole picture in the size of a tile.
+class InternVlImages(ResizableImageForm):
+    """Image format of InternVL: equal tiles, then the whole image in the size of a tile.
 
     `least` and `most` are numbers of tiles, without the last one.
     """
 
     least: int
     most: int
-    begin: int  # the token before those of a picture
+    begin: int  # the token before those of an image
     end: int  # the token after them
     tile: tuple[int, int]  # width and height in pixels of a tile
     features: int  # tokens of a tile
     processor_arguments: ClassVar = {"crop_to_patches": True}
 
     @classmethod
-    def read(cls, kind: str, settings: TilesSettings, folder: Path) -> "Tiles | None":
+    def read(cls, kind: str, settings: InternVlSettings, folder: Path) -> "InternVlImages | None":
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
         token, ratio, around = settings.image_token_id, settings.downsample_ratio, _AROUND_TILES
         if is_named := settings.model_type == _AYA:
@@ -91,7 +91,7 @@ class Tiles(ResizablePictureForm):
         tiles = cls(token, kind, *limits, begin, end, tile, int(down * across))
         return tiles._named(folder) if is_named else tiles
 
-    def _named(self, folder: Path) -> "NamedTiles | None":
+    def _named(self, folder: Path) -> "AyaImages | None":
         """Return the format with names of tiles; None if the tokenizer lacks a token."""
         texts = {id_: text for text, id_ in added_tokens(folder).items()}
         names = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, self.most + 1))]
@@ -102,17 +102,17 @@ class Tiles(ResizablePictureForm):
         if self.token not in texts:
             return None
         own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return NamedTiles(**own, names=tuple(each), whole=whole, shown=texts[self.token])
+        return AyaImages(**own, names=tuple(each), whole=whole, shown=texts[self.token])
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`: of all tiles, in the layout nearest to the picture's aspect ratio."""
+        """See `ImageForm`: of all tiles, in the layout nearest to the image's aspect ratio."""
         sides = range(1, self.most + 1)
         shapes = [(a, d) for a in sides for d in sides if self.least <= a * d <= self.most]
         across, down = nearest_shape(shapes, width, height, math.prod(self.tile))
         return across * self.tile[0], down * self.tile[1]
 
     def with_limits(self, requested: RequestedSize) -> Self:
-        """See `ResizablePictureForm`: limits are rounded to whole tiles."""
+        """See `ResizableImageForm`: limits are rounded to whole tiles."""
         pixels = math.prod(self.tile)
         least, most = self.least, self.most
         if requested.max_pixels:
@@ -121,12 +121,12 @@ class Tiles(ResizablePictureForm):
             least = max(least, -(-requested.min_pixels // pixels))
         return replace(self, least=min(least, most), most=most)
 
-    def resized(self, picture: bytes, requested: RequestedSize) -> bytes:
-        """See `PictureForm`; a picture that has the requested tiles already is unchanged."""
-        size = self.with_limits(requested).target_size(*opened(picture).size)
-        if not requested.size and size == self.size_of(picture):
-            return picture
-        return super(Tiles, self).resized(picture, requested)
+    def resized(self, image: bytes, requested: RequestedSize) -> bytes:
+        """See `ImageForm`; an image that has the requested tiles already is unchanged."""
+        size = self.with_limits(requested).target_size(*opened(image).size)
+        if not requested.size and size == self.size_of(image):
+            return image
+        return super(InternVlImages, self).resized(image, requested)
 
     def tokens(self, width: int, height: int) -> list[int]:
         tiles = width * height // math.prod(self.tile)
@@ -135,11 +135,11 @@ class Tiles(ResizablePictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedTiles(Tiles):
-    """Picture format of Aya Vision: tiles as InternVL's, each after its name."""
+class AyaImages(InternVlImages):
+    """Image format of Aya Vision: tiles as InternVL's, each after its name."""
 
     names: tuple[tuple[int, ...], ...]  # tokens of the names of tiles, in their order
-    whole: tuple[int, ...]  # those of the name of the whole picture
+    whole: tuple[int, ...]  # those of the name of the whole image
     shown: str  # text of `token`, which replaces that of a template
 
     def rewritten(self, text: str) -> str:
@@ -155,16 +155,16 @@ class NamedTiles(Tiles):
 
 
 @dataclass(frozen=True, slots=True)
-class Squares(EqualPictureForm):
-    """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens."""
+class Gemma3Images(EqualImageForm):
+    """Image format of Gemma 3: one size, and bidirectional attention among an image's tokens."""
 
-    begin: str  # text of the token that a template writes for a picture
+    begin: str  # text of the token that a template writes for an image
     shown: str  # text that replaces it, with `token` once
     processor_arguments: ClassVar = {"do_pan_and_scan": False}
     sees_ahead: ClassVar = True
 
     @classmethod
-    def read(cls, kind: str, settings: SquaresSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: Gemma3Settings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
         texts = {id_: text for text, id_ in added_tokens(folder).items()}
         token = settings.image_token_index
@@ -189,8 +189,8 @@ class Squares(EqualPictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Crops(PictureForm):
-    """Picture format of SmolVLM and Idefics3: squares, then the whole picture in one square.
+class Idefics3Images(ImageForm):
+    """Image format of SmolVLM and Idefics3: squares, then the whole image in one square.
 
     Before the tokens of a square is its name, with its row and column.
     """
@@ -198,16 +198,16 @@ class Crops(PictureForm):
     around: int  # the token before each name, and after the last square
     # Tokens of the names of squares, by row and column.
     names: tuple[tuple[tuple[int, ...], ...], ...]
-    whole: tuple[int, ...]  # those of the name of the whole picture
+    whole: tuple[int, ...]  # those of the name of the whole image
     line_end: tuple[int, ...]  # tokens after a row of squares
     gap: tuple[int, ...]  # tokens after the last row
     side: int  # pixels of a side of a square
     features: int  # tokens of a square after its name
-    # Pixels of the longer side of a picture before it is cut; those of a square if it is not cut.
+    # Pixels of the longer side of an image before it is cut; those of a square if it is not cut.
     longest: int
 
     @classmethod
-    def read(cls, kind: str, settings: CropsSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: Idefics3Settings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
         token, added = settings.image_token_id, added_tokens(folder)
         if _AROUND_CROPS not in added or token not in added.values():
@@ -232,7 +232,7 @@ class Crops(PictureForm):
         return cls(token, kind, around, names, whole, line_end, gap, side, features, longest)
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
-        """See `PictureForm`: of all squares."""
+        """See `ImageForm`: of all squares."""
         across, down = _as_long(width, height, self.longest)
         if width >= height:
             down = max(down + down % 2, 1)
@@ -266,34 +266,34 @@ def _as_long(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Splits(UnchangedPictureForm):
-    """Picture format of LFM2-VL.
+class Lfm2VlImages(UnchangedImageForm):
+    """Image format of LFM2-VL.
 
-    A picture of up to `most_tokens`, times a tolerance, keeps its aspect ratio about. A larger one
+    An image of up to `most_tokens`, times a tolerance, keeps its aspect ratio about. A larger one
     is resized to a grid of tiles. Before each tile is its name, with its row and column. The whole
-    picture follows in the size that it would have without tiles.
+    image follows in the size that it would have without tiles.
     """
 
-    begin: int  # the token before those of a picture
+    begin: int  # the token before those of an image
     end: int  # the token after them
-    # Tokens of the names of tiles, by row and column; empty if pictures are not cut.
+    # Tokens of the names of tiles, by row and column; empty if images are not cut.
     names: tuple[tuple[tuple[int, ...], ...], ...]
-    # Tokens between the tiles and the whole picture; empty if it does not follow.
+    # Tokens between the tiles and the whole image; empty if it does not follow.
     before_whole: tuple[int, ...]
     patch: int  # pixels of a side of a patch of the tower
     merge: int  # patches of a side that become one token
     tile: int  # pixels of a side of a tile
     tiles: tuple[int, int]  # the least and the largest number of tiles
-    least_tokens: int  # of a whole picture
-    most_tokens: int  # of a whole picture
-    tolerance: float  # a picture of more than `most_tokens` times this is cut
+    least_tokens: int  # of a whole image
+    most_tokens: int  # of a whole image
+    tolerance: float  # an image of more than `most_tokens` times this is cut
     resample: int  # Pillow's number of the filter that resizes: 2 is bilinear, 3 is bicubic
     mean: _Colours  # mean of each colour, of 0 to 1, that is subtracted
     std: _Colours  # the divisor after that
     scale: float  # factor from bytes to 0 to 1
 
     @classmethod
-    def read(cls, kind: str, settings: SplitsSettings, folder: Path) -> Self | None:
+    def read(cls, kind: str, settings: Lfm2VlSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
         token, added = settings.image_token_id, added_tokens(folder)
         patch, merge = settings.processor_encoder_patch_size, settings.processor_downsample_factor
@@ -355,11 +355,11 @@ class Splits(UnchangedPictureForm):
         return [*found, self.end]
 
     def has_whole(self, rows: int) -> bool:
-        """Whether the whole picture is shown, with so many rows of tiles."""
+        """Whether the whole image is shown, with so many rows of tiles."""
         return not rows or bool(self.before_whole)
 
     def whole(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of the tokens of the whole picture."""
+        """Return columns and rows of the tokens of the whole image."""
         unit = self.unit
         across, down = (max(1, round(side / unit)) for side in (width, height))
         if across * down > self.most_tokens:
@@ -371,7 +371,7 @@ class Splits(UnchangedPictureForm):
         return across, down
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of the tiles of a picture; none if it is not cut."""
+        """Return columns and rows of the tiles of an image; none if it is not cut."""
         unit = self.unit
         across, down = (max(self.patch, round(side / unit) * unit) for side in (width, height))
         if not self.names or across * down <= self.most_tokens * unit**2 * self.tolerance:

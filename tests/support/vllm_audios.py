@@ -1,6 +1,6 @@
-"""Run by test_vllm_sounds.py in a process of its own: what vLLM makes of prompts with sounds.
+"""Run by test_vllm_audios.py in a process of its own: what vLLM makes of prompts with audios.
 
-Usage: vllm_sounds.py FOLDER OUTPUT: of Qwen2-Audio, Qwen2.5-Omni and Qwen3-Omni
+Usage: vllm_audios.py FOLDER OUTPUT: of Qwen2-Audio, Qwen2.5-Omni and Qwen3-Omni
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from engine_phase import close_quickly
-from hearing_models import TOKEN, heard, hearing_logprobs, save_hearing_model, sound_form
-from omni_models import PICTURE, SPEAKING, VIDEO, omni_logprobs, omni_prompts, save_omni_model
+from hearing_models import TOKEN, audio_form, heard, hearing_logprobs, save_hearing_model
+from omni_models import IMAGE, SPEAKING, VIDEO, omni_logprobs, omni_prompts, save_omni_model
 from omni_models import TOKEN as AUDIO
 from padded_reference import as_in_files
 from seeing_models import form_of
 from tiny_models import WIDE_HEADS
-from vllm_pictures import Watched, bits, largest
+from vllm_images import Watched, bits, largest
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.models.weight_files import own_name
@@ -37,10 +37,10 @@ SHOWN = [
 def requests(
     form: MediaForm, shown: Sequence[tuple[list[int], bytes]], ends: tuple[int, ...]
 ) -> list[Request]:
-    # transformers would take such a token that is drawn for a further sound.
+    # transformers would take such a token that is drawn for a further audio.
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=20, stop_token_ids=ends)
     return [
-        Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
+        Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, images=held)
         for n, (ids, held) in enumerate(shown)
         for s in range(2)
     ]
@@ -54,11 +54,11 @@ def facts_of(folder: Path, kind: str) -> dict[str, Any]:
         sizes |= {"head_dim": 32} if kind == "3" else {}
         whole = save_omni_model(folder, kind, speaks=True, **sizes)
         form, told = form_of(folder), partial(omni_logprobs, whole, folder)
-        rows = requests(form, omni_prompts(form), (AUDIO, PICTURE, VIDEO))
+        rows = requests(form, omni_prompts(form), (AUDIO, IMAGE, VIDEO))
     else:
         plain = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
         whole = save_hearing_model(folder, **sizes | plain)
-        form, told = sound_form(folder), partial(hearing_logprobs, whole, folder)
+        form, told = audio_form(folder), partial(hearing_logprobs, whole, folder)
         rows = requests(form, SHOWN, (TOKEN,))
     watched = Watched(folder, 1, rows)
 
@@ -77,8 +77,8 @@ def facts_of(folder: Path, kind: str) -> dict[str, Any]:
         "again": bits(watched.phase(rows)) == bits(drawn),
     }
     if not is_omni:
-        others = [replace(row, pictures=heard((200, 0.6))) for row in rows[2:4]]
-        facts["another sound"] = largest(told, others, drawn[2:4])
+        others = [replace(row, images=heard((200, 0.6))) for row in rows[2:4]]
+        facts["another audio"] = largest(told, others, drawn[2:4])
     decoder = whole.model if is_omni else whole.model.language_model
     with torch.no_grad():
         for weight in decoder.parameters():

@@ -1,4 +1,4 @@
-"""vLLM is shown pictures, in processes of its own (`vllm_pictures.py`)."""
+"""vLLM is shown images, in processes of its own (`vllm_images.py`)."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ FILMED = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
 FAMILIES = [*FILMED, "glm4v", "glm4v_moe", "internvl", "mistral3", "gemma3", "smolvlm"]
 FAMILIES += ["gemma4", "gemma4_unified", "gemma4_told"]
 SHORT = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma4_told")
-"""Families of `make test`, which differ most in what they do with pictures."""
+"""Families of `make test`, which differ most in what they do with images."""
 BRIEFLY = ("lfm2_vl", "glm_ocr", "lighton_ocr", "llava", "llava_next", "llava_onevision")
 BRIEFLY += ("llava_lines", "aya_vision", "ovis2")
 """Families of which less is asked."""
-SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
+SCRIPT = Path(tiny_models.__file__).with_name("vllm_images.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
 OF_TOLD = 5e-5
@@ -50,7 +50,7 @@ def facts(folder: Path) -> Facts:
 def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment: str) -> None:
     """Of several sizes; of later turns with one more; after new weights; of rows begun again."""
     assert facts[family][moment] < (OF_TOLD if family == "gemma4_told" else LARGEST)
-    assert facts[family]["another picture"] > 0.1
+    assert facts[family]["another image"] > 0.1
     assert facts[family]["restarted"] > 0
 
 
@@ -71,7 +71,7 @@ def test_prompts_have_the_tokens_and_positions_that_they_were_given(facts: Facts
 
 
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
-def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(facts: Facts, family: str):
+def test_a_prompt_is_computed_once_for_its_samples_and_no_other_image(facts: Facts, family: str):
     """Prompts 2 and 3 have the same tokens; of long ones the first of three samples computes."""
     cached, blocks = facts[family]["cached"], facts[family]["blocks"]
     for prompt in ("2", "3", "4", "5"):
@@ -84,7 +84,7 @@ def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(facts: F
 def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -> None:
     """Whatever was seen in between, and after a sleep and other weights.
 
-    Each phase shows the tower its four pictures anew, a picture once: in another company the last
+    Each phase shows the tower its four images anew, an image once: in another company the last
     bits of what it says may be others.
     """
     assert facts[family]["again"]

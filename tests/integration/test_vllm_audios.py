@@ -1,4 +1,4 @@
-"""vLLM is played sounds, in a process of its own (`vllm_sounds.py`)."""
+"""vLLM is played audios, in a process of its own (`vllm_audios.py`)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from engine_processes import run_together
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
-SCRIPT = Path(tiny_models.__file__).with_name("vllm_sounds.py")
+SCRIPT = Path(tiny_models.__file__).with_name("vllm_audios.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
 
@@ -16,8 +16,8 @@ LARGEST = 1e-5
 def test_vllm_draws_what_the_whole_model_would(tmp_path: Path) -> None:
     """Also after new weights; each is shown once a phase.
 
-    `audio`: of several sounds of several lengths; others, Qwen2.5-Omni and Qwen3-Omni: of sounds,
-    pictures and videos in one prompt, out of a folder that speaks too.
+    `audio`: of several audios of several lengths; others, Qwen2.5-Omni and Qwen3-Omni: of audios,
+    images and videos in one prompt, out of a folder that speaks too.
     """
     (found,) = run_together(SCRIPT, tmp_path, tmp_path, [[]])
     for facts in found.values():
@@ -25,5 +25,5 @@ def test_vllm_draws_what_the_whole_model_would(tmp_path: Path) -> None:
         assert facts["update"] < LARGEST
         assert facts["prompts"]
         assert facts["again"]
-    assert found["audio"]["another sound"] > 0.01
+    assert found["audio"]["another audio"] > 0.01
     assert {kind: facts["heard"] for kind, facts in found.items()} == {"audio": 4, "2.5": 7, "3": 7}

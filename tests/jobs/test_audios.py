@@ -8,11 +8,11 @@ from hearing_models import assert_decoder_alone_learnt, tone_file
 from media_jobs import POINTS, PPO, SHARED, VLLM, media_job, row_of, write_table
 from safetensors.torch import load_file, save_file
 from seeing_models import whole_class
-from tiny_models import picture
+from tiny_models import image
 
 PITCHES = {"low": 200, "middle": 900, "high": 4000}
 COLORS = ("red", "green", "blue")
-HEARD = {"audioKey": "sound", "maxPromptTokens": 160}
+HEARD = {"audioKey": "audio", "maxPromptTokens": 160}
 BY_HUGGINGFACE = {"algorithm": PPO, "roles": {"actorRollout": SHARED}}
 
 
@@ -21,8 +21,8 @@ def write_rows(folder: Path, count: int) -> None:
     rows = []
     for n in range(count):
         name, seconds = list(PITCHES)[n % 3], 0.2 + n % 9 / 20
-        sound = tone_file(PITCHES[name], seconds, (16_000, 22_050)[n % 2], ("WAV", "FLAC")[n % 2])
-        rows.append(row_of(n, "<audio>?", name, sound=[{"bytes": sound, "path": None}]))
+        audio = tone_file(PITCHES[name], seconds, (16_000, 22_050)[n % 2], ("WAV", "FLAC")[n % 2])
+        rows.append(row_of(n, "<audio>?", name, audio=[{"bytes": audio, "path": None}]))
     write_table(folder / "train.parquet", rows)
 
 
@@ -32,9 +32,9 @@ def write_rows_of_both(folder: Path, count: int) -> None:
     for n in range(count):
         color, pitch = COLORS[n % 3], list(PITCHES.values())[n % 3]
         asked = ("<audio>?", "<image>?", "<image>?<audio>", "<audio><image>")[n % 4]
-        sound = {"bytes": tone_file(pitch, 0.2 + n % 9 / 4), "path": None}
-        seen = {"bytes": picture(color, (16, 8 + n % 5 * 8)), "path": None}
-        shown = {"audios": [sound] * ("<audio>" in asked), "images": [seen] * ("<image>" in asked)}
+        audio = {"bytes": tone_file(pitch, 0.2 + n % 9 / 4), "path": None}
+        seen = {"bytes": image(color, (16, 8 + n % 5 * 8)), "path": None}
+        shown = {"audios": [audio] * ("<audio>" in asked), "images": [seen] * ("<image>" in asked)}
         rows.append(row_of(n, asked, color, **shown))
     write_table(folder / "train.parquet", rows)
 
@@ -49,7 +49,7 @@ def write_rows_of_both(folder: Path, count: int) -> None:
     ],
     ids=["huggingface", "vllm", "omni_huggingface", "omni_vllm"],
 )
-def test_a_killed_job_with_sounds_ends_as_an_undisturbed_one(run_twice, tmp_path, kind, changes):
+def test_a_killed_job_with_audios_ends_as_an_undisturbed_one(run_twice, tmp_path, kind, changes):
     """Over ranks that share tokens, with a critic that hears too; and undisturbed by vLLM."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, kind)
     if kind == "hearing":

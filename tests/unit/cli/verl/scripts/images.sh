@@ -1,5 +1,5 @@
 #!/bin/bash
-# A model that sees pictures, whose responses vLLM draws over two ranks an engine.
+# A model that sees images, whose responses vLLM draws over two ranks an engine.
 ENGINE=${1:-vllm}
 GEOMETRY=$HOME/data/geometry
 

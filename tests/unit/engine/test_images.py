@@ -1,4 +1,4 @@
-"""Pictures in prompts: what trainer and engine compute is what transformers' whole model does."""
+"""Images in prompts: what trainer and engine compute is what transformers' whole model does."""
 
 import json
 from functools import partial
@@ -18,13 +18,13 @@ from padded_reference import (
     whole_logprobs,
 )
 from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model, tried, whole_class
-from tiny_models import NAMES, PATCH, PICTURE, noise, picture
+from tiny_models import IMAGE, NAMES, PATCH, image, noise
 from transformers import SmolVLMConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
-from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.pictures import LaterPicture, opened, packed, packed_later, unpacked
+from ppojob_trainer.data.media.image_form import ImageForm
+from ppojob_trainer.data.media.image_forms import read_form
+from ppojob_trainer.data.media.images import LaterImage, opened, packed, packed_later, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
@@ -36,9 +36,9 @@ from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience, joined
 
-TOKEN = NAMES.index(PICTURE)
-PICTURES = [
-    packed([noise(1, (40, 20)), picture("blue")]),
+TOKEN = NAMES.index(IMAGE)
+IMAGES = [
+    packed([noise(1, (40, 20)), image("blue")]),
     b"",
     packed([noise(2, (9, 35))]),
     packed([noise(3, (9, 35))]),
@@ -46,8 +46,8 @@ PICTURES = [
 PROMPTS = [[5, TOKEN, 7, 8, TOKEN, 9], [10, 11, 12], [TOKEN, 13], [TOKEN, 13]]
 
 
-def make_rows(form: PictureForm) -> Experience:
-    return two_responses(form, list(zip(PROMPTS, PICTURES, strict=True)))
+def make_rows(form: ImageForm) -> Experience:
+    return two_responses(form, list(zip(PROMPTS, IMAGES, strict=True)))
 
 
 OTHERWISE = [SEEING[name] for name in ("seeing", "seeing_tiles", "seeing_squares", "seeing_told")]
@@ -91,25 +91,25 @@ def test_a_critic_sees_what_the_whole_model_does(tmp_path, kind):
 def test_the_engine_draws_what_the_whole_model_would(tmp_path, kind):
     whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     told = partial(whole_logprobs, whole, tmp_path)
-    prompts = zip(PROMPTS, PICTURES, strict=True)
-    # Its whole takes these for parts of a picture, too.
+    prompts = zip(PROMPTS, IMAGES, strict=True)
+    # Its whole takes these for parts of an image, too.
     ends = (TOKEN, *(len(NAMES) + n for n in range(5) if kind == "ovis2"))
     drawn = engine_as_the_whole(tmp_path, [*prompts], told, ends, rtol=1e-5)
     (one, said), (other, differs) = drawn[4], drawn[6]
-    assert one.prompt == other.prompt  # of two pictures
+    assert one.prompt == other.prompt  # of two images
     assert said.logprobs != differs.logprobs
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
 @pytest.mark.parametrize("kind", tried([FAMILIES[1], *FAMILIES[-9:]]))
-def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(tmp_path, kind, shown):
-    """A later turn, whose tokens may be that of a picture, which it drew."""
+def test_what_follows_a_prompt_with_images_is_text_but_for_later_ones(tmp_path, kind, shown):
+    """A later turn, whose tokens may be that of an image, which it drew."""
     save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
-    prompt, before = tuple(form.expanded(PROMPTS[0], PICTURES[0])), (9, TOKEN, 7, TOKEN)
+    prompt, before = tuple(form.expanded(PROMPTS[0], IMAGES[0])), (9, TOKEN, 7, TOKEN)
     behind = form.expanded([TOKEN], packed(shown)) if shown else []
     begins = form.places(behind, packed(shown))
-    later = [LaterPicture(len(before) + begins[0][0], one) for one in shown]
+    later = [LaterImage(len(before) + begins[0][0], one) for one in shown]
     before += tuple(behind)
     attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
@@ -119,7 +119,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(tmp_path
         (*prompt, *before),
         sampling,
         seed=1,
-        pictures=packed([*unpacked(PICTURES[0]), *shown]),
+        images=packed([*unpacked(IMAGES[0]), *shown]),
         later=tuple(len(prompt) + one.start for one in later),
     )
     (drawn,) = generate(engine, [turn])
@@ -130,8 +130,8 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(tmp_path
         lengths=torch.tensor([len(before) + 5]),
         mask=torch.tensor([False] * len(before) + [True] * 5),
         rollout_logprobs=torch.zeros(len(before) + 5),
-        pictures=[PICTURES[0]],
-        later_pictures=[packed_later(later)],
+        images=[IMAGES[0]],
+        later_images=[packed_later(later)],
     )
     trainer = load_model(tmp_path)
     use_packed_attention(trainer)
@@ -160,7 +160,7 @@ def test_angles_of_a_tower_are_not_rounded(tmp_path: Path, kind: str):
     assert torch.equal(seen, torch.cat([torch.cat(list(one)) for one in wanted], dim=-1))
 
 
-def test_a_picture_smaller_than_a_token_of_lighton_is_one(tmp_path: Path) -> None:
+def test_an_image_smaller_than_a_token_of_lighton_is_one(tmp_path: Path) -> None:
     """transformers' processor makes half of one, on which its model fails."""
     save_seeing_model(tmp_path, "lighton_ocr")
     model = load_model(tmp_path)
@@ -196,20 +196,20 @@ def test_patches_lie_where_float32_says_whatever_their_type_is() -> None:
 def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, kind, size) -> None:
     save_seeing_model(tmp_path, kind)
     processor = processor_of(tmp_path)
-    seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
+    seen = processor(images=[opened(image("red", size))], return_tensors="pt")
     _, down, across = seen["image_grid_thw"][0].tolist()
     sides = across * PATCH, down * PATCH
-    assert form_of(tmp_path).size_of(picture("red", size)) == sides
+    assert form_of(tmp_path).size_of(image("red", size)) == sides
     settings = (tmp_path / "preprocessor_config.json").read_text()
     (tmp_path / "preprocessor_config.json").unlink()
     assert read_form(tmp_path) is None
     newer = {"image_processor": json.loads(settings)}
     (tmp_path / "processor_config.json").write_text(json.dumps(newer))
-    assert form_of(tmp_path).size_of(picture("red", size)) == sides
+    assert form_of(tmp_path).size_of(image("red", size)) == sides
     assert type(processor).from_pretrained(tmp_path).patch_size == processor.patch_size
     # Of two files transformers takes the newer one.
     smaller = {**json.loads(settings), "min_pixels": 64, "max_pixels": 256}
     smaller["size"] = {"shortest_edge": 64, "longest_edge": 256}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(smaller))
-    assert form_of(tmp_path).size_of(picture("red", size)) == sides
+    assert form_of(tmp_path).size_of(image("red", size)) == sides
     assert type(processor).from_pretrained(tmp_path).size == processor.size

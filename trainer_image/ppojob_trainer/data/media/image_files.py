@@ -1,4 +1,4 @@
-"""Processor files of a model's folder that define its picture format. Loads no torch."""
+"""Processor files of a model's folder that define its image format. Loads no torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sound format of a model: sampling rate, length limit and token count. Loads no torch.
+"""Audio format of a model: sampling rate, length limit and token count. Loads no torch.
 
 Sources: transformers 5, `_process_audio` of `models/qwen2_audio/processing_qwen2_audio.py`;
 `models/qwen2_5_omni/processing_qwen2_5_omni.py`; `_get_feat_extract_output_lengths` of
@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from ppojob_trainer.data.media.image_files import NEWER, PROCESSOR, read_json
+from ppojob_trainer.data.media.images import audio_of
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.picture_files import NEWER, PROCESSOR, read_json
-from ppojob_trainer.data.media.pictures import sound_of
 
 _LEAST_FRAMES: Final = 3
 """Frames of one token: two convolutions and a mean over two leave nothing of fewer."""
@@ -38,58 +38,58 @@ class _Settings(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class SoundForm(MediaForm):
-    """Sound format of a model; this is Qwen2-Audio, others are subclasses."""
+class AudioForm(MediaForm):
+    """Audio format of a model; this is Qwen2-Audio, others are subclasses."""
 
     rate: int
     hop: int  # samples between two frames of features
-    seconds: int  # of the longest sound
+    seconds: int  # of the longest audio
 
     @property
     def least(self) -> int:
-        """Return the number of samples of the shortest sound that has a token."""
+        """Return the number of samples of the shortest audio that has a token."""
         return (_LEAST_FRAMES - 1) * self.hop + 1
 
     def fits(self, model: _Settings) -> bool:
-        """Whether a model reads sounds as this class does."""
+        """Whether a model reads audios as this class does."""
         longest = 2 * self.hop * model.tower_max_source_positions
         return model.tower_n_window is None and self.seconds * self.rate == longest
 
     def read(self, samples: int) -> int:
-        """Return the number of samples of the features: those of the sound, padded by silence."""
+        """Return the number of samples of the features: those of the audio, padded by silence."""
         del samples
         return self.seconds * self.rate
 
     def tokens(self, samples: int) -> int:
-        """Return the number of tokens of a sound, by its number of samples."""
+        """Return the number of tokens of an audio, by its number of samples."""
         frames = -(-samples // self.hop)
         return ((frames - 1) // 2 - 1) // 2 + 1
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
-        samples = sound_of(file)
-        assert samples is not None, "a picture for an audio model"
+        samples = audio_of(file)
+        assert samples is not None, "an image for an audio model"
         return self.token, [self.token] * self.tokens(len(samples))
 
 
 @dataclass(frozen=True, slots=True)
-class InPieces(SoundForm):
-    """Sound format of Qwen2.5-Omni: the tower reads a sound without padding, in pieces."""
+class Qwen25OmniAudio(AudioForm):
+    """Audio format of Qwen2.5-Omni: the tower reads an audio without padding, in pieces."""
 
     def fits(self, model: _Settings) -> bool:
         half = model.tower_n_window
         return half is not None and half <= model.tower_max_source_positions
 
     def read(self, samples: int) -> int:
-        """See `SoundForm`: at least a second of silence, as far as the longest sound."""
+        """See `AudioForm`: at least a second of silence, as far as the longest audio."""
         return min(self.seconds * self.rate, (-(-samples // self.rate) + 1) * self.rate)
 
 
 @dataclass(frozen=True, slots=True)
-class ByChunks(SoundForm):
-    """Sound format of Qwen3-Omni: the tower reads whole frames without padding, in chunks."""
+class Qwen3OmniAudio(AudioForm):
+    """Audio format of Qwen3-Omni: the tower reads whole frames without padding, in chunks."""
 
     def fits(self, model: _Settings) -> bool:
-        """See `SoundForm`: transformers counts tokens of no other chunks."""
+        """See `AudioForm`: transformers counts tokens of no other chunks."""
         most = -(-_CHUNK // _PER_TOKEN)
         return model.tower_n_window == _CHUNK // 2 and most <= model.tower_max_source_positions
 
@@ -101,16 +101,16 @@ class ByChunks(SoundForm):
         return chunks * -(-_CHUNK // _PER_TOKEN) + -(-rest // _PER_TOKEN)
 
 
-MODELS: Final[Mapping[str, type[SoundForm]]] = {
-    "qwen2_audio": SoundForm,
-    "qwen2_5_omni_thinker": InPieces,
-    "qwen3_omni_moe_thinker": ByChunks,
+MODELS: Final[Mapping[str, type[AudioForm]]] = {
+    "qwen2_audio": AudioForm,
+    "qwen2_5_omni_thinker": Qwen25OmniAudio,
+    "qwen3_omni_moe_thinker": Qwen3OmniAudio,
 }
 """Audio models by the `model_type` of their config.json."""
 
 
-def read_sound_form(config: Mapping[str, Any], folder: Path) -> SoundForm | None:
-    """Read the sound format of a Hugging Face model; None if it is not supported."""
+def read_audio_form(config: Mapping[str, Any], folder: Path) -> AudioForm | None:
+    """Read the audio format of a Hugging Face model; None if it is not supported."""
     own = read_json(folder / NEWER).get("feature_extractor") or read_json(folder / PROCESSOR)
     tower = config.get("audio_config")
     if not isinstance(own, dict) or not isinstance(tower, dict):
