@@ -170,9 +170,10 @@ NAME_RULES = (
         when: has(self.errorScore)
 
         spec | rewards | Conflict
+        spec | agent.tools agent.interactions | Conflict | here
             a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
-        must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
+        must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec | algorithm.custom algorithm.policyLoss.custom data.sampler | Conflict | here
             a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
@@ -187,11 +188,6 @@ NAME_RULES = (
         spec.data.sampler | columns | Duplicate | here
             rows have such a column of their own; another name
         must: self.columns.all(one, !(one in $SEEN))
-
-        spec | agent.tools agent.interactions | Conflict | here
-            a ConfigMap needs a cluster, and so checkpoint.volume; source: {path: FILE}, or a volume
-        when: !has(self.checkpoint.volume)
-        must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec.rewards[] $ONE_FUNCTION | function | BadForm | here
         spec.agent.interactions[].source | function | BadForm | here

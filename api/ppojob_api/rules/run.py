@@ -72,14 +72,6 @@ LENGTH_RULES = rules(
         it leaves no step that trains the policy; below steps.total ${self.steps.total}
     must: self.critic.warmupSteps < self.steps.total
 
-    spec | optimizer.warmupSteps | OutOfRange
-        the run makes fewer optimizer steps ${$POLICY_UPDATES}; at most as many
-    must: $POLICY_UPDATES <= 0 || self.$FIELD <= $POLICY_UPDATES
-
-    spec | critic.optimizer.warmupSteps | OutOfRange
-        the run makes fewer optimizer steps ${$CRITIC_UPDATES}; at most as many
-    must: $CRITIC_UPDATES <= 0 || self.$FIELD <= $CRITIC_UPDATES
-
     spec.optimizer spec.critic.optimizer | warmupRatio | Conflict
         warmupSteps ${self.warmupSteps} says how long the warm-up is; one of the two
     when: self.warmupSteps > 0
@@ -101,14 +93,6 @@ LENGTH_RULES = rules(
     when: self.warmupRatio > 0.0 && self.decayRatio < 1.0
     must: self.decayRatio > self.warmupRatio
 
-    spec | optimizer.momentsDtype | NoEffect | here
-        with model.dtype: bfloat16 the moments are bfloat16 already; remove it
-    when: self.model.dtype == 'bfloat16' && !has(self.model.lora)
-
-    spec | critic.optimizer.momentsDtype | NoEffect | here
-        with model.dtype: bfloat16 the moments are bfloat16 already; remove it
-    when: self.model.dtype == 'bfloat16' && !has(self.critic.lora)
-
     spec.model.lora spec.critic.lora | init | NoEffect
         the adapters of path are read; remove it, or path
     when: has(self.path)
@@ -117,16 +101,6 @@ LENGTH_RULES = rules(
         of experts, DoRA or QLoRA: not in this version; another, or none of these
     when: self.init in $FROM_BASE
     must: !self.experts && !self.weightDecomposed && !has(self.baseType)
-
-    spec | optimizer.weightDecay | Conflict | here
-        it would shrink the part of the base weights that model.lora.init takes; 0
-    when: has(self.model.lora) && self.model.lora.init in $FROM_BASE
-    must: self.optimizer.weightDecay == 0.0
-
-    spec | critic.optimizer.weightDecay | Conflict | here
-        it would shrink the part of the base weights that critic.lora.init takes; 0
-    when: has(self.critic.lora) && self.critic.lora.init in $FROM_BASE
-    must: self.critic.optimizer.weightDecay == 0.0
 
     spec | model.lora.modulesToSave | NotInThisVersion | here
         with rollout.adapters: beside or type: reward_model: not in this version; remove it
@@ -138,17 +112,31 @@ LENGTH_RULES = rules(
     spec.model.lora spec.critic.lora | dropoutPosition | NoEffect
         there is no dropout; remove it, or dropout above 0
     when: self.dropout == 0.0
-
-    spec | optimizer.loraPlusRatio | NoEffect | here
-        there are no adapters; remove it, or model.lora
-    when: !has(self.model.lora)
-
-    spec | critic.optimizer.loraPlusRatio | NoEffect | here
-        there are no adapters; remove it, or critic.lora
-    when: !has(self.critic.lora)
     """,
-    POLICY_UPDATES=_POLICY_UPDATES,
-    CRITIC_UPDATES=_CRITIC_UPDATES,
+    FROM_BASE=words(FROM_BASE),
+) + rules(
+    """
+    spec | $OPTIMIZER.warmupSteps | OutOfRange
+        the run makes fewer optimizer steps ${$UPDATES}; at most as many
+    must: $UPDATES <= 0 || self.$FIELD <= $UPDATES
+
+    spec | $OPTIMIZER.momentsDtype | NoEffect | here
+        with model.dtype: bfloat16 the moments are bfloat16 already; remove it
+    when: self.model.dtype == 'bfloat16' && !has(self.$LORA)
+
+    spec | $OPTIMIZER.weightDecay | Conflict | here
+        it would shrink the part of the base weights that $LORA.init takes; 0
+    when: has(self.$LORA) && self.$LORA.init in $FROM_BASE
+    must: self.$FIELD == 0.0
+
+    spec | $OPTIMIZER.loraPlusRatio | NoEffect | here
+        there are no adapters; remove it, or $LORA
+    when: !has(self.$LORA)
+    """,
+    each=(
+        {"OPTIMIZER": "optimizer", "LORA": "model.lora", "UPDATES": _POLICY_UPDATES},
+        {"OPTIMIZER": "critic.optimizer", "LORA": "critic.lora", "UPDATES": _CRITIC_UPDATES},
+    ),
     FROM_BASE=words(FROM_BASE),
 )
 
@@ -323,8 +311,7 @@ SAMPLING_RULES = rules(
 
     spec.rollout.structuredOutput | | Conflict
         a response has one form; exactly one of regex, choices, jsonSchema and grammar
-    must: (has(self.regex) ? 1 : 0) + (has(self.choices) ? 1 : 0)
-        + (has(self.jsonSchema) ? 1 : 0) + (has(self.grammar) ? 1 : 0) == 1
+    must: $ONE_OF(regex choices jsonSchema grammar)
 
     spec.rollout | ignoreEos | Conflict | here
         responses end where structuredOutput is complete; false, or remove structuredOutput
