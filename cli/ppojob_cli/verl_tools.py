@@ -149,22 +149,11 @@ def _parameters(parameters: Any) -> Any:
 
 def wrong_agent(agent: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems of a job with this `spec.agent`."""
-    from ppojob_api import validation
+    from ppojob_api import shape, validation
+    from ppojob_api.v1alpha1.job import PPOJob
 
-    judged = validation.validate({**_JOB, "spec": {**_SPEC, "agent": agent}})
+    job: Any = shape.placeholder(shape.Shape("object", model=PPOJob))
+    judged = validation.validate({**job, "spec": {**job["spec"], "agent": agent}})
     for problem in judged if isinstance(judged, list) else ():
         if problem.where.startswith("spec.agent"):
             yield problem
-
-
-_SPEC: Final[dict[str, Any]] = {
-    "model": {"path": "model"},
-    "data": {"train": [{"path": "train.parquet"}]},
-    "algorithm": {"type": "grpo", "promptsPerStep": 1, "samplesPerPrompt": 2},
-    "steps": {"total": 1},
-}
-_JOB: Final[dict[str, Any]] = {
-    "apiVersion": "ppojob.dev/v1alpha1",
-    "kind": "PPOJob",
-    "metadata": {"name": "tools"},
-}
