@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -108,8 +109,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 
 def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> Iterator[Problem]:
-    facts = os.statvfs(ground)
-    free = facts.f_bavail * facts.f_frsize + _freed_at_start(folder / CHECKPOINTS_FOLDER)
+    free = shutil.disk_usage(ground).free + _freed_at_start(folder / CHECKPOINTS_FOLDER)
     export = _EXPORT_BYTES[config.spec.model.dtype] if config.spec.checkpoint.export else 0
     model = config.spec.model
     trained = parameters if model.lora is None else count_adapters(model.lora, model.path)
