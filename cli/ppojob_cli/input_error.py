@@ -27,5 +27,6 @@ def output_errors(output: Path, allowed: str = "a folder that can be written") -
     try:
         yield
     except OSError as error:
+        part = f"{error.filename}: " if error.filename not in {None, str(output)} else ""
         why = error.strerror or error
-        raise InputError(f"--output: got {output}: {why}; {allowed}") from None
+        raise InputError(f"--output: got {output}: {part}{why}; {allowed}") from None

@@ -15,12 +15,13 @@ import click
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.input_error import output_errors
 from ppojob_cli.job_file import Given, load_job
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
 from ppojob_cli.options import FOLDER, MANIFEST, set_option
 from ppojob_cli.preflight import check_run
-from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
+from ppojob_cli.run_folder import locked, refuse_owned, write_job
 from ppojob_cli.run_state import work_of
 from ppojob_cli.summary import Ending, finished_summary, keep_model, what_is_next
 from ppojob_cli.view import PlainView, View
@@ -112,7 +113,7 @@ def _run(config: RunConfig, folder: Path, *, plain: bool) -> int:
     with locked(folder):
         summary = finished_summary(folder, config)
         if summary is None:
-            with usable(folder):
+            with output_errors(folder):
                 branches.begin(config, folder, _tell)
                 write_job(folder, config)
                 keep_model(folder, config)
@@ -126,7 +127,7 @@ def _run(config: RunConfig, folder: Path, *, plain: bool) -> int:
 def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupts) -> int:
     pods = LocalPods(config, folder)
     try:
-        with usable(folder):
+        with output_errors(folder):
             pods.start()
         with view:
             ending = _follow(pods, folder, view, interrupts)

@@ -10,6 +10,7 @@ from typing import Final
 from ppojob_api import manifest
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import JOB_FILE
+from ppojob_cli.input_error import output_errors
 from ppojob_trainer.errors import ConfigError
 
 LOCK_FILE: Final = ".lock"  # lock of the `ppojob run` that uses the folder
@@ -23,28 +24,16 @@ def write_job(folder: Path, config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def usable(folder: Path) -> Iterator[None]:
-    """Convert system errors with a run folder to `ConfigError`."""
-    try:
-        yield
-    except OSError as problem:
-        where = f"{problem.filename}: " if problem.filename else ""
-        raise ConfigError(
-            f"--output: got {folder}: {where}{problem.strerror}; a folder that can be written"
-        ) from problem
-
-
-@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create a run folder if needed, and lock it; a `ConfigError` if that is impossible.
+    """Create a run folder if needed, and lock it; a `ConfigError` if another process has.
 
     The kernel releases the lock when the process ends.
     """
-    with usable(folder):
+    with output_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        with usable(folder):
+        with output_errors(folder):
             _take(folder, descriptor, fcntl.LOCK_EX)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

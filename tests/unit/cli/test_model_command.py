@@ -53,7 +53,7 @@ def test_an_empty_folder_is_filled_and_a_full_one_is_left(folder: Path, tmp_path
 
 def test_a_folder_that_cannot_be_made(folder: Path) -> None:
     said = refused(folder, "--output", "/proc/x/y")
-    assert said.startswith("--output: got /proc/x/y: No such file or directory")
+    assert said.startswith("--output: got /proc/x/y: /proc/x: No such file or directory")
 
 
 def test_what_is_no_model(folder: Path, tmp_path: Path) -> None:

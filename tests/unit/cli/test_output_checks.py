@@ -9,9 +9,10 @@ from run_progress import progress_behind
 from small_disks import SmallDisk, small_disk
 
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_cli.input_error import InputError, output_errors
 from ppojob_cli.job_file import load_job
 from ppojob_cli.output_checks import check_checkpoints, check_output, unsaved_steps_warning
-from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
+from ppojob_cli.run_folder import locked, refuse_owned, write_job
 from ppojob_cli.summary import finished_summary, keep_model
 from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import (
@@ -181,10 +182,9 @@ def test_a_folder_that_is_owned_is_refused_before_it_is_read(tmp_path: Path) -> 
 
 def test_what_the_system_refuses_is_one_line(folder: Path, config: RunConfig) -> None:
     (folder / "job.yaml").mkdir()
-    with pytest.raises(ConfigError) as caught, usable(folder):
+    with pytest.raises(InputError) as caught, output_errors(folder):
         write_job(folder, config)
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"--output: got {folder}: {folder}/.job.yaml.aside: ")
+    assert caught.value.message.startswith(f"--output: got {folder}: {folder}/.job.yaml.aside: ")
 
 
 MEBI = 2**20
