@@ -66,14 +66,14 @@ def patch(name: str, spec: dict[str, Any]) -> tuple[str, ...]:
 
 def in_the_end(cluster: Cluster) -> dict[str, Any]:
     """The objects of the job, whatever its generation, once they are at rest; the job goes."""
-    wrong, found = doors_that_do_not_open(cluster, "sum"), at_rest(cluster)
+    wrong, found = doors_that_do_not_open(cluster), at_rest(cluster)
     gone(cluster)
     assert not wrong
     return found
 
 
 def at_rest(cluster: Cluster) -> dict[str, Any]:
-    text = json.dumps(objects(cluster, "sum"))
+    text = json.dumps(objects(cluster))
     found: dict[str, Any] = json.loads(
         re.sub(r'"ppojob.dev/generation": "\d+"', '"ppojob.dev/generation": "1"', text)
     )

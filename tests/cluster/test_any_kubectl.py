@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chart_programs import helm_on
@@ -25,6 +24,7 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_operator.reading import read_job
+from ppojob_trainer.json_value import without_nulls
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -96,18 +96,11 @@ WAYS: dict[str, Callable[[Cluster, Path, Path], None]] = {
 }
 
 
-def given(value: Any) -> Any:
-    """A manifest without its nulls."""
-    if isinstance(value, dict):
-        return {name: given(one) for name, one in value.items() if one is not None}
-    return [given(one) for one in value] if isinstance(value, list) else value
-
-
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all files, in which no two jobs have the same name."""
     folder = tmp_path_factory.mktemp("jobs")
-    (folder / "every-field.yaml").write_text(to_yaml(given(every_field()[0])))
+    (folder / "every-field.yaml").write_text(to_yaml(without_nulls(every_field()[0])))
     for path in sorted((REPOSITORY / "examples").rglob("*.yaml")):
         text = path.read_text()
         if "kind: PPOJob" in text:
@@ -157,7 +150,7 @@ def test_the_cluster_has_the_jobs_of_the_plans(
 
 def test_kustomize_renames_what_a_job_names(cluster: Cluster, tmp_path: Path) -> None:
     source = {"configMap": {"name": "score", "file": "score.py"}}
-    job = given(every_field()[0])
+    job = without_nulls(every_field()[0])
     job["spec"] |= {
         "rewards": [{"function": "score", "source": source}],
         "checkpoint": {"volume": {"claimName": "runs"}},
@@ -202,7 +195,7 @@ def test_kustomize_renames_what_a_job_names(cluster: Cluster, tmp_path: Path) ->
 
 @pytest.mark.parametrize("way", ["apply", "create", "apply --server-side"])
 def test_a_null_is_no_field_or_refused_by_its_path(cluster, crd, gone_after, way):
-    manifest = given(every_field()[0])
+    manifest = without_nulls(every_field()[0])
     manifest["spec"]["rollout"]["topP"] = None
     manifest["spec"]["rollout"]["kvCacheGib"] = None
     command = (*way.split(), "--filename=-")

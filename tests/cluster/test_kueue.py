@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cluster_access import Cluster, eventually
 from cluster_jobs import says, wait_for_pods
-from gangs_on_cluster import SMALL, admitted, fake_nodes, gang, nodes, operator_of
+from gangs_on_cluster import SMALL, admitted, fake_nodes, gang, nodes, operator_of, placed
 from placing_controllers import Kueue
 
 pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600)]
@@ -62,12 +62,6 @@ def queued(name: str, where: str, priority: str | None = None, **spec: Any) -> d
     """A job of four pods that ask for 40m."""
     told = {"queueName": where} | ({"priorityClassName": priority} if priority else {})
     return gang(name, {"type": "kueue", "kueue": told}, **spec)
-
-
-def placed(cluster: Cluster, name: str, number: int = 4) -> None:
-    """Wait until all pods of a job are on a node, and its status says so."""
-    eventually(lambda: len(nodes(cluster, name)) == number and all(nodes(cluster, name)))
-    eventually(lambda: admitted(cluster, name).get("status") == "True")
 
 
 def patch(cluster: Cluster, kind: str, name: str, *how: str, **change: Any) -> None:
@@ -147,13 +141,13 @@ def test_a_suspended_job_leaves_its_place_and_asks_anew(cluster, operator):
     eventually(lambda: is_gone(cluster, "second"))
 
 
-def answer_check(cluster: Cluster, name: str, state: str, **more: Any) -> None:
-    """Say what the controller of the check `budget` says."""
-    (check,) = cluster.get(WORKLOAD, f"ppojob-{name}")["status"]["admissionChecks"]
+def answer_check(cluster: Cluster, state: str, **more: Any) -> None:
+    """Say what the controller of the check `budget` says of the job `asked`."""
+    (check,) = cluster.get(WORKLOAD, "ppojob-asked")["status"]["admissionChecks"]
     time = "2026-01-02T03:04:05Z"
     told = {**check, "state": state, "message": f"it is {state}", "lastTransitionTime": time}
     status = {"admissionChecks": [{**told, **more}]}
-    patch(cluster, WORKLOAD, f"ppojob-{name}", "--subresource=status", status=status)
+    patch(cluster, WORKLOAD, "ppojob-asked", "--subresource=status", status=status)
 
 
 def test_a_job_waits_for_admission_checks_and_takes_what_they_add(cluster, operator):
@@ -170,23 +164,23 @@ def test_a_job_waits_for_admission_checks_and_takes_what_they_add(cluster, opera
     assert cluster.read("ppojob", "asked", "{.status.message}").startswith("budget: Pending")
     assert nodes(cluster, "asked") == []
     update = {"name": "reward", "labels": {"team": "a"}, "annotations": {"ticket": "7"}}
-    answer_check(cluster, "asked", "Ready", podSetUpdates=[update])
+    answer_check(cluster, "Ready", podSetUpdates=[update])
     placed(cluster, "asked")
     metadata = cluster.get("pod", "asked-reward-1")["metadata"]
     assert (metadata["labels"]["team"], metadata["annotations"]["ticket"]) == ("a", "7")
     # Kueue has the job back in the queue, and the check asked anew.
-    answer_check(cluster, "asked", "Retry")
+    answer_check(cluster, "Retry")
     wait_for_pods(cluster, "asked", 0)
     says(cluster, "asked", "AdmissionChecks")
-    answer_check(cluster, "asked", "Ready")
+    answer_check(cluster, "Ready")
     placed(cluster, "asked")
-    answer_check(cluster, "asked", "Rejected")
+    answer_check(cluster, "Rejected")
     wait_for_pods(cluster, "asked", 0)
     eventually(lambda: reserved(cluster, "checked") == "0")
     assert admitted(cluster, "asked")["reason"].startswith("Deactivated")
     patch(cluster, WORKLOAD, "ppojob-asked", spec={"active": True})
     says(cluster, "asked", "AdmissionChecks")
-    answer_check(cluster, "asked", "Ready")
+    answer_check(cluster, "Ready")
     placed(cluster, "asked")
     cluster.kubectl("delete", "ppojob", "asked")
     eventually(lambda: is_gone(cluster, "asked"))

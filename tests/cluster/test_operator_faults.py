@@ -34,7 +34,7 @@ def made(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     with undisturbed(cluster, tmp_path_factory.mktemp("made")):
         cluster.apply(job("sum"))
         is_made(cluster)
-        found = objects(cluster, "sum")
+        found = objects(cluster)
         gone(cluster)
         return found
 
@@ -48,7 +48,7 @@ def is_made(cluster: Cluster) -> None:
 
 def is_as(cluster: Cluster, made: dict[str, Any]) -> None:
     """Wait until the objects of the job are as they must be."""
-    eventually(lambda: objects(cluster, "sum") == made, PATIENCE_SECONDS)
+    eventually(lambda: objects(cluster) == made, PATIENCE_SECONDS)
 
 
 def is_put_right(cluster: Cluster, made: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def test_it_comes_to_the_same_objects_whatever_it_is_answered(
         is_made(cluster)
         is_put_right(cluster, made)
         assert proxy.injected > 5 or fault == "slow"
-        assert not doors_that_do_not_open(cluster, "sum")
+        assert not doors_that_do_not_open(cluster)
         gone(cluster)
 
 
@@ -133,8 +133,8 @@ def test_a_frozen_leader_changes_nothing_when_it_thaws(cluster, proxy, made, tmp
         # A request whose connection was being made when it froze may still leave; it is not taken.
         assert proxy.taken == taken
         assert holder(cluster) == "second"
-        assert not told_twice(cluster, "sum")
-        assert not doors_that_do_not_open(cluster, "sum")
+        assert not told_twice(cluster)
+        assert not doors_that_do_not_open(cluster)
         gone(cluster)
     finally:
         first.process.send_signal(signal.SIGCONT)

@@ -49,8 +49,8 @@ def live(cluster: Cluster) -> None:
 
 def in_the_end(cluster: Cluster) -> dict[str, Any]:
     """The objects of the job once an operator has nothing more to do, and the job gone."""
-    wrong = doors_that_do_not_open(cluster, "sum")
-    found = objects(cluster, "sum")
+    wrong = doors_that_do_not_open(cluster)
+    found = objects(cluster)
     gone(cluster)
     assert not wrong
     return found
@@ -78,8 +78,8 @@ def deaths(
     """How often the operator has died when the objects of the job are as they must be."""
     with Kubelet(cluster, proxy, tmp_path, *how) as kubelet:
         begin(cluster)
-        eventually(lambda: objects(cluster, "sum") == begun, PATIENCE_SECONDS)
-        told = told_twice(cluster, "sum")
+        eventually(lambda: objects(cluster) == begun, PATIENCE_SECONDS)
+        told = told_twice(cluster)
         assert in_the_end(cluster) == begun
         assert not told
         return kubelet.deaths
@@ -96,7 +96,7 @@ def test_an_operator_that_lives_for_one_write_leads_a_job_through_its_life(
 ):
     with Kubelet(cluster, proxy, tmp_path, strike) as kubelet:
         live(cluster)
-        eventually(lambda: objects(cluster, "sum") == lived, PATIENCE_SECONDS)
+        eventually(lambda: objects(cluster) == lived, PATIENCE_SECONDS)
         assert in_the_end(cluster) == lived
         assert kubelet.deaths > CREATIONS
 

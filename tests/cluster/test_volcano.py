@@ -65,7 +65,7 @@ def test_a_job_crosses_no_higher_tier_of_the_network_than_it_may(cluster, operat
             cluster.apply(gang(f"tier-{tier}", {"type": "volcano"}, roles=roles, pods=pods))
             wait_for_pods(cluster, f"tier-{tier}", 4)
             if tier == "2":
-                placed(cluster, "tier-2", 4)
+                placed(cluster, "tier-2")
             else:
                 says(cluster, "tier-1", "GangPending")
                 assert nodes(cluster, "tier-1") == [""] * 4
@@ -85,5 +85,5 @@ def test_a_queue_takes_no_more_than_its_capability(cluster, operator):
     wider = json.dumps({"spec": {"capability": {"cpu": "40m"}}})
     kind = "queues.scheduling.volcano.sh"
     cluster.kubectl("patch", kind, "narrow", "--type=merge", f"--patch={wider}")
-    placed(cluster, "queued", 4)
+    placed(cluster, "queued")
     cluster.kubectl("delete", "ppojob", "queued")

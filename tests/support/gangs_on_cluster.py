@@ -88,7 +88,7 @@ def admitted(cluster: Cluster, name: str) -> dict[str, str]:
     return next((one for one in conditions if one["type"] == "Admitted"), {})
 
 
-def placed(cluster: Cluster, name: str, number: int) -> None:
+def placed(cluster: Cluster, name: str, number: int = 4) -> None:
     """Wait until all pods of a job are on a node, and its status says so."""
     eventually(lambda: len(nodes(cluster, name)) == number and all(nodes(cluster, name)))
     eventually(lambda: admitted(cluster, name).get("status") == "True")
@@ -109,13 +109,13 @@ def never_hold_halves(
         eventually(lambda: any(any(nodes(cluster, name)) for name in ("one", "two")))
         first = next(name for name in ("one", "two") if any(nodes(cluster, name)))
         second = "two" if first == "one" else "one"
-        placed(cluster, first, 4)
+        placed(cluster, first)
         says(cluster, second, "GangPending")
         assert nodes(cluster, second) == [""] * 4
         cluster.kubectl("delete", "ppojob", first)
         eventually(lambda: not nodes(cluster, first))
         look_again(cluster, second)
-        placed(cluster, second, 4)
+        placed(cluster, second)
         cluster.kubectl("delete", "ppojob", second)
 
 

@@ -59,9 +59,9 @@ class Bench:
         self.cluster.fault = self.cluster.after_fault = lambda _: None
         self.restart()
 
-    async def settle(self, limit: int = 30) -> None:
+    async def settle(self) -> None:
         """Reconcile until nothing is written any more, through whatever fails."""
-        for _ in range(limit):
+        for _ in range(30):
             before = len(self.cluster.writes)
             try:
                 await self.step()

@@ -1,4 +1,4 @@
-"""Operators that die and come again, and what they leave of a job in the end."""
+"""Operators that die and come again, and what they leave of the job `sum` in the end."""
 
 import base64
 import contextlib
@@ -78,7 +78,7 @@ def undisturbed(cluster: Cluster, logs: Path) -> Iterator[Operator]:
 
 
 def wait(cluster: Cluster, reason: str, number: int) -> None:
-    """Wait until the job `sum` says why it is where it is, and has so many pods."""
+    """Wait until the job says why it is where it is, and has so many pods."""
 
     def is_there() -> bool:
         said = cluster.read("ppojob", "sum", "{.status.reason}")
@@ -91,10 +91,10 @@ def gone(cluster: Cluster) -> None:
     cluster.kubectl("delete", "ppojob", "sum", "--cascade=foreground", "--timeout=300s")
 
 
-def objects(cluster: Cluster, name: str) -> dict[str, Any]:
-    """Everything of a job by kind and name, without what differs from one making to the next."""
-    uid = cluster.read("ppojob", name, "{.metadata.uid}")
-    listed = cluster.kubectl("get", _KINDS, f"--selector=ppojob.dev/job={name}", "--output=json")
+def objects(cluster: Cluster) -> dict[str, Any]:
+    """Everything of the job by kind and name, without what differs from one making to the next."""
+    uid = cluster.read("ppojob", "sum", "{.metadata.uid}")
+    listed = cluster.kubectl("get", _KINDS, "--selector=ppojob.dev/job=sum", "--output=json")
     found: dict[str, Any] = {}
     for item in json.loads(listed)["items"]:
         metadata = {key: one for key, one in item["metadata"].items() if key not in _GIVEN}
@@ -108,9 +108,9 @@ def objects(cluster: Cluster, name: str) -> dict[str, Any]:
     return found
 
 
-def doors_that_do_not_open(cluster: Cluster, name: str) -> list[str]:
+def doors_that_do_not_open(cluster: Cluster) -> list[str]:
     """Roles whose secret key does not belong to the public key that the others were told."""
-    listed = cluster.kubectl("get", "secrets", f"--selector=ppojob.dev/job={name}", "-ojson")
+    listed = cluster.kubectl("get", "secrets", "--selector=ppojob.dev/job=sum", "-ojson")
     secrets = json.loads(listed)["items"]
     assert secrets
     wrong = []
@@ -124,9 +124,9 @@ def doors_that_do_not_open(cluster: Cluster, name: str) -> list[str]:
     return wrong
 
 
-def told_twice(cluster: Cluster, name: str) -> list[str]:
-    """Events on a job that were written more than once; those of another of its name aside."""
-    uid = cluster.read("ppojob", name, "{.metadata.uid}")
+def told_twice(cluster: Cluster) -> list[str]:
+    """Events on the job that were written more than once; those of another of its name aside."""
+    uid = cluster.read("ppojob", "sum", "{.metadata.uid}")
     selector = f"--field-selector=involvedObject.uid={uid}"
     listed = json.loads(cluster.kubectl("get", "events", selector, "--output=json"))["items"]
     told = Counter((one["reason"], one["message"]) for one in listed)

@@ -4,9 +4,10 @@ import json
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-import node_processes
 from cluster_access import Cluster, eventually
 
 SUPERVISOR = ["-m", "ppojob_trainer", "supervise"]
@@ -47,8 +48,31 @@ def process(pod: Container, argv: list[str]) -> int:
 
 def processes(pod: Container, argv: list[str]) -> list[int]:
     """The processes of a pod that were called so."""
-    found = node_processes.of_pod(pod.pod)
+    found = _of_pod(pod.pod)
     return [number for number, words in found if words[1 : len(argv) + 1] == argv]
+
+
+def _of_pod(uid: str) -> list[tuple[int, list[str]]]:
+    """The processes of a pod with their arguments, by their control group."""
+    found = []
+    for number, argv in _running():
+        try:
+            group = Path("/proc", str(number), "cgroup").read_text()
+        except OSError:  # it ended between the two looks
+            continue
+        if f"pod{uid}" in group:
+            found.append((number, argv))
+    return found
+
+
+def _running() -> Iterator[tuple[int, list[str]]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it ended between the two looks
+                continue
+            yield int(folder.name), words
 
 
 def evict(cluster: Cluster, pod: str) -> None:

@@ -89,9 +89,7 @@ def entries_of(folder: Path, kind: str) -> list[FileEntry]:
     return entries
 
 
-def restored_engine(
-    checkpoint: Path, folder: Path, world: World, case: Case = CASES["even"]
-) -> TrainEngine:
+def restored_engine(checkpoint: Path, folder: Path, world: World, case: Case) -> TrainEngine:
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
     weights = {name: box_of(weight) for name, weight in trained_tensors(model).items()}

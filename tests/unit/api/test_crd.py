@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from ppojob_api import crd, run_config, shape, validation
 from ppojob_api.rules import RULES, Rule, cel
 from ppojob_api.v1alpha1.job import PPOJob
+from ppojob_trainer.json_value import without_nulls
 
 # What an API server takes in a structural schema, out of all of JSON schema.
 STRUCTURAL_KEYS = {
@@ -370,12 +371,6 @@ def crd_defaults(value: Any, node: dict[str, Any]) -> Any:
             "metadata"
         ]
     return value
-
-
-def without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def test_defaults_fit_the_schema() -> None:

@@ -119,9 +119,10 @@ def test_responses_that_are_left_out_say_so(source: Source) -> None:
     assert [result.extras["dropped"] for result in found] == [0.0, 1.0, 0.0]
 
 
-def test_a_function_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    support = Path(__file__).parents[2] / "support"
-    paths = (str(support), os.environ.get("PYTHONPATH", ""))
+def test_a_function_of_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = "def score(solution_str, **row):\n    return float(len(solution_str))\n"
+    (tmp_path / "reward_of_a_package.py").write_text(code)
+    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     given = {"function": "score", "source": {"package": "reward_of_a_package"}}
     with ScoringPool([RewardSpec.model_validate(given)]) as pool:
