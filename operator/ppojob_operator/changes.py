@@ -95,7 +95,6 @@ def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) 
 
 
 def _is_partly_placed(here: ReconcileContext) -> bool:
-    """Whether some pods are scheduled and others are unschedulable."""
     pods = here.observed.pods
     return any(pod.unschedulable for pod in pods) and any(pod.node for pod in pods)
 
@@ -225,12 +224,10 @@ def _as_created(child: Child, desired: Manifest) -> dict[str, Any]:
 
 
 def _annotations(manifest: Manifest) -> dict[str, str]:
-    """Annotations of an object."""
     return dict(manifest["metadata"].get("annotations") or {})
 
 
 def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action]:
-    """Actions for the objects of gang scheduling."""
     if not here.wants_gang:
         yield from _unneeded_gang(here)
         return

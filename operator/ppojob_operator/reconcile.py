@@ -354,7 +354,6 @@ def _misses_pods_since(job: Job, status: PPOJobStatus, seen: Observed) -> str | 
 
 
 def _creates(planned: Plan) -> bool:
-    """Whether a plan creates objects."""
     return any(isinstance(one, Create) for wave in planned.waves for one in wave)
 
 

@@ -178,7 +178,6 @@ def _suspended(here: ReconcileContext) -> ObservedCondition:
 
 
 def _ended(here: ReconcileContext, name: ConditionType, phase: Phase) -> ObservedCondition:
-    """Whether the job has ended in a phase."""
     if here.ending is None:
         return ObservedCondition(name, False, "NotEnded")
     if here.ending.phase != phase:

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -184,10 +184,6 @@ def _of_condition(snapshot: Snapshot, name: ConditionType) -> Iterator[Finding]:
         yield _found(found.reason, found.message or found.reason, name)
 
 
-def _first(lines: Sequence[str]) -> str:
-    return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
-
-
 def _operator(snapshot: Snapshot) -> Iterator[Finding]:
     lease, job = snapshot.lease, snapshot.job
     if lease is not None:
@@ -248,12 +244,12 @@ def _pods(snapshot: Snapshot) -> Iterator[Finding]:
     if claim.holds:
         return
     found = [
-        _found(reason, _first(lines), "PodsReady")
+        _found(reason, startup.first_of(lines), "PodsReady")
         for reason, lines in startup.obstacles(roles, observed)
         if lines and not (is_reported and reason == "PodsMissing")
     ]
     if mounts := _mount_warnings(snapshot):
-        found.append(_found("ContainerWaiting", _first(mounts), "PodsReady"))
+        found.append(_found("ContainerWaiting", startup.first_of(mounts), "PodsReady"))
     yield from found or ([] if is_reported else [_found("Starting", claim.message, "PodsReady")])
 
 
@@ -291,7 +287,7 @@ def _memory_limits(snapshot: Snapshot) -> Iterator[Finding]:
         if pod.memory_limit and settings_of(settings, pod.role).memory is None
     ]
     if lines:
-        yield _found("MemoryLimited", _first(lines))
+        yield _found("MemoryLimited", startup.first_of(lines))
 
 
 def _failures(snapshot: Snapshot, *, every: bool = False) -> Iterator[Finding]:
@@ -326,7 +322,7 @@ def _rendezvous(snapshot: Snapshot) -> Iterator[Finding]:
         if (report := snapshot.reports.get(pod.uid)) and report.phase not in {"ready", "done"}
     ]
     if late:
-        yield _found("RanksMissing", _first(late))
+        yield _found("RanksMissing", startup.first_of(late))
     elif holds(snapshot.job.status, "PodsReady"):
         yield from _of_condition(snapshot, "Rendezvoused")
 

@@ -25,7 +25,6 @@ from ppojob_operator.state import ControllerReport, Delete, Job, Observed, Pod, 
 RECORDS_KEPT = 8
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
-MOST_DOUBLINGS = 6
 LOSS_SECONDS = 30.0
 """Failures of several pods of a role within this time are one loss of the role."""
 
@@ -263,8 +262,7 @@ def _is_recorded(pod: Pod, record: FailureRecord, now: Time) -> bool:
 def _backoff(role: RoleStatus | None, last: FailureRecord) -> float:
     """Seconds from a role's last loss until its crashed pods are deleted."""
     count = role.losses if role is not None and role.losses_step == last.step else 1
-    doublings = min(max(0, count - 1), MOST_DOUBLINGS)
-    return min(FIRST_BACKOFF_SECONDS * 2.0**doublings, LONGEST_BACKOFF_SECONDS)
+    return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(max(0, count - 1), 16), LONGEST_BACKOFF_SECONDS)
 
 
 def _is_repeated(record: FailureRecord, other: FailureRecord) -> bool:

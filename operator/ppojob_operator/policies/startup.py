@@ -4,7 +4,7 @@ The messages are copied with role and pod, so that `kubectl describe` of the job
 why it does not run.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from ppojob_api.topology import Topology
@@ -64,9 +64,13 @@ def pods_ready(roles: PodNames, observed: Observed, seconds: float) -> ObservedC
     for reason, found in obstacles(roles, observed):
         # Pods are created one by one: naming each missing pod would cost a status write for each.
         if found and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            return ObservedCondition("PodsReady", False, reason, f"{head}; {found[0]}{more}")
+            return ObservedCondition("PodsReady", False, reason, f"{head}; {first_of(found)}")
     return ObservedCondition("PodsReady", False, "Starting", head)
+
+
+def first_of(lines: Sequence[str]) -> str:
+    """The first of several lines, and how many more there are."""
+    return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
 
 
 def missing_pods(wanted: PodNames, observed: Observed) -> list[tuple[RoleName, str]]:
