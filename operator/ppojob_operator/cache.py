@@ -29,7 +29,6 @@ from ppojob_operator.state import (
     ChildKind,
     ControllerReport,
     GangFacts,
-    GangKind,
     Job,
     Manifest,
     Node,
@@ -76,7 +75,7 @@ class GangCache:
 
     def __init__(self, enqueue: Callable[[], None]) -> None:
         self._enqueue = enqueue
-        self._served: set[tuple[GangKind, str]] = set()
+        self._served: set[tuple[ChildKind, str]] = set()
         self._flavors: dict[str, tuple[str, Placement]] = {}
         self._priorities: dict[str, tuple[str, int]] = {}
 
@@ -85,7 +84,7 @@ class GangCache:
         served = frozenset(kind for kind, where in self._served if where in {"", namespace})
         return GangFacts(served, dict(self._flavors.values()), dict(self._priorities.values()))
 
-    def update_served(self, kind: GangKind, namespace: str, is_served: bool) -> None:
+    def update_served(self, kind: ChildKind, namespace: str, is_served: bool) -> None:
         """Record whether a kind can be read in a namespace; empty: in all namespaces."""
         one = (kind, namespace)
         if is_served != (one in self._served):

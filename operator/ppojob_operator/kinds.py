@@ -1,10 +1,9 @@
 """Kinds of Kubernetes objects that the operator uses, and their API paths."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ppojob_api.well_known import API_VERSION, KIND, PLURAL
-from ppojob_operator.state import ChildKind, GangKind, Manifest
+from ppojob_operator.state import ChildKind, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ WATCHED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != "Secret")
 
 KINDS = {kind.name: kind for kind in (JOB, POD, NODE, EVENT, LEASE, *CHILD_KINDS.values())}
 
-GANG_KINDS: dict[GangKind, Kind] = {
+GANG_KINDS: dict[ChildKind, Kind] = {
     "Workload": Kind("Workload", "scheduling.k8s.io/v1alpha2", "workloads"),
     "PodGroup": Kind("PodGroup", "scheduling.k8s.io/v1alpha2", "podgroups"),
     "Workload.kueue.x-k8s.io": Kind("Workload", "kueue.x-k8s.io/v1beta2", "workloads"),
@@ -68,7 +67,7 @@ GANG_KINDS: dict[GangKind, Kind] = {
 """Kinds of gang scheduling; the names of those from other projects contain their group."""
 
 _GANGS_BY_HEAD = {(kind.api_version, kind.name): name for name, kind in GANG_KINDS.items()}
-_EVERY: dict[str, Kind] = KINDS | {str(name): kind for name, kind in GANG_KINDS.items()}
+_EVERY = KINDS | GANG_KINDS
 
 
 def child_kind(manifest: Manifest) -> ChildKind:
@@ -87,6 +86,6 @@ def kind_of(manifest: Manifest) -> Kind:
     return _EVERY[child_kind(manifest)]
 
 
-def kind_of_child(name: ChildKind | Literal["Pod", "PPOJob"]) -> Kind:
+def kind_of_child(name: str) -> Kind:
     """The kind of a child, of pods or of jobs."""
     return _EVERY[name]

@@ -19,31 +19,8 @@ Manifest = Mapping[str, Any]
 """A Kubernetes object as plain JSON values. Only `build`, which creates it, `reading`, which parses
 it, and the `Cluster` access its fields."""
 
-GangKind = Literal[
-    "Workload",
-    "PodGroup",
-    "Workload.kueue.x-k8s.io",
-    "PodGroup.scheduling.volcano.sh",
-    "PodGroup.scheduling.x-k8s.io",
-]
-"""Kinds of gang scheduling; those without a group are Kubernetes' own."""
-
-ChildKind = (
-    GangKind
-    | Literal[
-        "ConfigMap",
-        "NetworkPolicy",
-        "PersistentVolumeClaim",
-        "PodDisruptionBudget",
-        "Role",
-        "RoleBinding",
-        "Secret",
-        "Service",
-        "ServiceAccount",
-        "StatefulSet",
-    ]
-)
-
+ChildKind = str
+"""A key of `kinds.CHILD_KINDS` or `kinds.GANG_KINDS`."""
 
 Refusals = Mapping[tuple[ChildKind, str], str]
 """Why the API server refused objects, by kind and name."""
@@ -168,7 +145,7 @@ class GangFacts:
     """Gang scheduling in the cluster, for all jobs."""
 
     # Kinds that the API server serves and the operator may read.
-    served: frozenset[GangKind] = frozenset()
+    served: frozenset[ChildKind] = frozenset()
     # What an admission to a ResourceFlavor adds to pods, by name.
     flavors: Mapping[str, Placement] = field(default_factory=dict)
     # Values of the WorkloadPriorityClasses, by name.
@@ -263,7 +240,7 @@ class ReleaseQuota:
 class Delete:
     """Delete an object of the job with its dependents, one of its pods, or the job itself."""
 
-    kind: ChildKind | Literal["Pod", "PPOJob"]
+    kind: str  # a `ChildKind`, `Pod` or `PPOJob`
     name: str
     uid: str
     force: bool = False  # without grace period

@@ -13,7 +13,7 @@ KUEUE: dict[str, Any] = {"type": "kueue", "kueue": {"queueName": "team-a"}}
 VOLCANO: dict[str, Any] = {"type": "volcano", "volcano": {"queue": "research"}}
 COSCHEDULING: dict[str, Any] = {"type": "coscheduling"}
 WORKLOAD: dict[str, Any] = {"type": "workload"}
-QUEUED: state.GangKind = "Workload.kueue.x-k8s.io"
+QUEUED: state.ChildKind = "Workload.kueue.x-k8s.io"
 FLAVOR = state.Placement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))
 ADMISSION = {
     "clusterQueue": "everybody",
@@ -44,7 +44,7 @@ def admission_of(planned: state.Plan, job: state.Job) -> tuple[str, str, str]:
     return found.status, found.reason, found.message
 
 
-def child(manifest: state.Manifest, kind: state.GangKind = QUEUED) -> state.Child:
+def child(manifest: state.Manifest, kind: state.ChildKind = QUEUED) -> state.Child:
     """An object of the job as the operator knows it."""
     return state.Child(kind, manifest["metadata"]["name"], "uid-gang", UID, False, manifest)
 

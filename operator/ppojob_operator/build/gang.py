@@ -10,7 +10,7 @@ from ppojob_api.v1alpha1.scheduling import KueueSpec, SchedulingType, VolcanoSpe
 from ppojob_api.well_known import GROUP, KIND
 from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import gang_name, manifest
-from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement, PodSet
+from ppojob_operator.state import ChildKind, GangFacts, Job, Manifest, Placement, PodSet
 
 _VOLCANO_GROUP: Final = "PodGroup.scheduling.volcano.sh"
 _COSCHEDULING_GROUP: Final = "PodGroup.scheduling.x-k8s.io"
@@ -30,7 +30,7 @@ class Gang:
     """A provider of gang scheduling."""
 
     # Of its objects; the status of the last one has the scheduler's answer.
-    kinds: tuple[GangKind, ...]
+    kinds: tuple[ChildKind, ...]
     provider: str  # what must be installed
     objects: Callable[[Job, tuple[PodSet, ...], GangFacts], list[dict[str, Any]]]
 

@@ -5,9 +5,9 @@ from operator_jobs import NOW, UID, job_manifest
 from ppojob_operator.cache import Cache, GangCache
 from ppojob_operator.reading import JobKey
 from ppojob_operator.state import (
+    ChildKind,
     ControllerReport,
     GangFacts,
-    GangKind,
     Job,
     Placement,
     Pod,
@@ -204,7 +204,7 @@ def test_jobs_are_woken_by_what_is_new_alone() -> None:
 def test_what_may_be_read_in_one_namespace_is_no_matter_of_another() -> None:
     cache = Cache(lambda _: None)
 
-    def served(namespace: str) -> frozenset[GangKind]:
+    def served(namespace: str) -> frozenset[ChildKind]:
         return cache.observed((namespace, "sum"), "uid").gangs.served
 
     for namespace in ("lab", "other"):
