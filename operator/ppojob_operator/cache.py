@@ -19,10 +19,10 @@ from ppojob_operator.reading import (
     pack,
     read_child,
     read_job,
-    read_node,
     read_pod,
     trimmed_job,
     unpack,
+    unreachable_since,
 )
 from ppojob_operator.state import (
     Child,
@@ -31,10 +31,10 @@ from ppojob_operator.state import (
     GangFacts,
     Job,
     Manifest,
-    Node,
     Observed,
     Placement,
     Pod,
+    Time,
 )
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class Cache:
     def __init__(self, enqueue: Callable[[JobKey], None]) -> None:
         self._enqueue = enqueue
         self._jobs: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
-        self._nodes: dict[str, Node] = {}
+        self._unreachable: dict[str, Time | None] = {}
         self._node_names: dict[str, str] = {}
         self._keys: dict[str, JobKey] = {}
         self.gangs = GangCache(lambda: self._enqueue_all(self.job_keys()))
@@ -158,7 +158,9 @@ class Cache:
                 )
                 for uid, one in records.children.items()
             },
-            nodes={pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes},
+            unreachable_nodes={
+                pod.node: since for pod in pods if (since := self._unreachable.get(pod.node))
+            },
             controller=report if is_current else None,
             refused=dict(records.refused),
             gangs=self.gangs.facts(key[0]),
@@ -253,16 +255,16 @@ class Cache:
 
     def update_node(self, manifest: Manifest) -> None:
         """Store a node; enqueues the jobs on it if its kubelet stops or resumes responding."""
-        node = read_node(manifest)
-        self._node_names[manifest["metadata"]["uid"]] = node.name
-        if self._nodes.get(node.name) != node:
-            self._nodes[node.name] = node
-            self._enqueue_all(self._jobs_on(node.name))
+        name, since = manifest["metadata"]["name"], unreachable_since(manifest)
+        self._node_names[manifest["metadata"]["uid"]] = name
+        if self._unreachable.get(name) != since:
+            self._unreachable[name] = since
+            self._enqueue_all(self._jobs_on(name))
 
     def remove_node(self, uid: str) -> None:
         """Remove a deleted node; Kubernetes garbage-collects its pods."""
         name = self._node_names.pop(uid, None)
-        if name is not None and self._nodes.pop(name, None) is not None:
+        if name is not None and self._unreachable.pop(name, None) is not None:
             self._enqueue_all(self._jobs_on(name))
 
     def record_write(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:

@@ -64,7 +64,7 @@ GANG_KINDS: dict[ChildKind, Kind] = {
     ),
     "PodGroup.scheduling.x-k8s.io": Kind("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups"),
 }
-"""Kinds of gang scheduling; the names of those from other projects contain their group."""
+"""Kinds of gang scheduling: `Kind` of Kubernetes itself, `Kind.group` of other projects."""
 
 _GANGS_BY_HEAD = {(kind.api_version, kind.name): name for name, kind in GANG_KINDS.items()}
 _EVERY = KINDS | GANG_KINDS

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ppojob_api.problem import Problem
 from ppojob_api.shape import Shape, known, members
@@ -26,7 +26,7 @@ from ppojob_operator.build.metadata import LABEL_JOB_UID, layout_of, role_of
 from ppojob_operator.build.pod_template import CONTAINER
 from ppojob_operator.conditions import from_rfc3339, inert
 from ppojob_operator.kinds import GANG_KINDS, child_kind
-from ppojob_operator.state import Child, Job, Manifest, Node, Pod, Termination, Time
+from ppojob_operator.state import Child, ControllerReport, Job, Manifest, Pod, Termination, Time
 
 S = TypeVar("S", bound=Section)
 
@@ -200,17 +200,34 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
     )
 
 
-def read_node(manifest: Manifest) -> Node:
-    """Parse a node; the node controller marks it if its kubelet stopped responding."""
+def unreachable_since(manifest: Manifest) -> Time | None:
+    """When a node's kubelet stopped responding, by the node controller; None while it responds."""
     conditions = {one["type"]: one for one in manifest.get("status", {}).get("conditions") or ()}
     ready = conditions.get("Ready", {})
-    silent: Time | None = None
     if ready.get("status") == "Unknown":
-        silent = from_rfc3339(ready["lastTransitionTime"])
+        return from_rfc3339(ready["lastTransitionTime"])
     for taint in manifest.get("spec", {}).get("taints") or ():
-        if taint["key"] == _UNREACHABLE and taint.get("timeAdded") and silent is None:
-            silent = from_rfc3339(taint["timeAdded"])
-    return Node(manifest["metadata"]["name"], silent)
+        if taint["key"] == _UNREACHABLE and taint.get("timeAdded"):
+            return from_rfc3339(taint["timeAdded"])
+    return None
+
+
+class _PodStatus(BaseModel):
+    """The fields of a supervisor's `/status` that are read."""
+
+    phase: str
+    reason: str = ""
+    exit_code: int | None = None
+
+
+def read_report(pod_uid: str, body: bytes | str) -> ControllerReport:
+    """Parse the answer of a pod's supervisor.
+
+    Raises:
+        ValueError: it is not the status of a supervisor.
+    """
+    status = _PodStatus.model_validate_json(body)
+    return ControllerReport(pod_uid, status.phase, inert(status.reason), status.exit_code)
 
 
 def read_child(manifest: Manifest) -> Child:

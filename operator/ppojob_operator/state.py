@@ -98,14 +98,6 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node; `silent_since` is when its kubelet stopped responding, None while it responds."""
-
-    name: str
-    silent_since: Time | None
-
-
-@dataclass(frozen=True, slots=True)
 class Child:
     """An object that the operator created for a job."""
 
@@ -168,17 +160,13 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     children: Mapping[tuple[ChildKind, str], Child] = field(default_factory=dict)
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    # When their kubelets stopped responding, by name; without nodes that respond.
+    unreachable_nodes: Mapping[str, Time] = field(default_factory=dict)
     controller: ControllerReport | None = None
     refused: Refusals = field(default_factory=dict)
     # Why pods of a role are not created, if that was asked for.
     denials: Mapping[RoleName, str] = field(default_factory=dict)
     gangs: GangFacts = GangFacts()
-
-    def silent_since(self, pod: Pod) -> Time | None:
-        """When the kubelet of a pod's node stopped responding; None while it responds."""
-        node = self.nodes.get(pod.node)
-        return node.silent_since if node else None
 
     def pods_of(self, role: RoleName) -> tuple[Pod, ...]:
         """The pods of one role."""

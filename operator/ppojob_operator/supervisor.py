@@ -6,24 +6,14 @@ Polling costs no request to the API server, and enqueues a job only if the answe
 import asyncio
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
 
 from ppojob_api import contract
 from ppojob_operator.cache import Cache
-from ppojob_operator.conditions import inert
-from ppojob_operator.reading import JobKey
+from ppojob_operator.reading import JobKey, read_report
 from ppojob_operator.state import ControllerReport, Pod
 
 _SECONDS = 3.0
 _AT_ONCE = 64
-
-
-class _PodStatus(BaseModel):
-    """The fields of `/status` that the operator reads."""
-
-    phase: str
-    reason: str = ""
-    exit_code: int | None = None
 
 
 class SupervisorPoller:
@@ -61,8 +51,7 @@ async def controller_report(
         ) as answer:
             if answer.status != 200:
                 return None
-            status = _PodStatus.model_validate_json(await answer.content.read(1 << 20))
-    except (aiohttp.ClientError, TimeoutError, ValidationError):
+            return read_report(pod.uid, await answer.content.read(1 << 20))
+    except (aiohttp.ClientError, TimeoutError, ValueError):
         # It is polled again; the state of its pod is observed separately.
         return None
-    return ControllerReport(pod.uid, status.phase, inert(status.reason), status.exit_code)

@@ -1,8 +1,8 @@
 """`kubectl ppojob explain NAME`: collects reasons why a job makes no progress."""
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import click
@@ -15,8 +15,8 @@ from ppojob_cli.cluster.options import on_cluster
 from ppojob_operator.conditions import event_time, from_rfc3339, has_ended, holds, inert, rfc3339
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
-from ppojob_operator.reading import read_node
-from ppojob_operator.state import ControllerReport, Job, Manifest, Node, Pod, Time
+from ppojob_operator.reading import read_report, unreachable_since
+from ppojob_operator.state import ControllerReport, Job, Manifest, Pod, Time
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def explain(
     snapshot = Snapshot(
         job=job,
         pods=pods,
-        nodes=allowed("nodes", lambda: _nodes(connection, own), dict[str, Node]()),
+        unreachable_nodes=allowed("nodes", lambda: _unreachable(connection, own), {}),
         warnings=allowed("events", lambda: tuple(_warnings(connection, job)), ()),
         lease=allowed("the operator's Lease", lambda: _lease(connection, lease), None),
         progressed=_progressed(manifest),
@@ -85,14 +85,13 @@ def _progressed(manifest: Manifest) -> Time | None:
     return max(times, default=None)
 
 
-def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Node]:
-    """Get the nodes of the pods that are not ready."""
+def _unreachable(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Time]:
+    """Get the unreachable nodes of the pods that are not ready, and since when they are."""
     nodes = {}
     for name in sorted({pod.node for pod in pods if pod.node and not pod.is_ready}):
-        try:
-            nodes[name] = read_node(connection.get(NODE.path(None, name)))
-        except MissingError:
-            continue
+        with suppress(MissingError):
+            if since := unreachable_since(connection.get(NODE.path(None, name))):
+                nodes[name] = since
     return nodes
 
 
@@ -146,8 +145,6 @@ def _reports(
 def _report(connection: ClusterConnection, pod: Pod) -> ControllerReport | None:
     path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
     try:
-        report = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))
+        return read_report(pod.uid, connection.text(path, seconds=_SUPERVISOR_SECONDS))
     except (UnavailableError, MissingError, ValueError):
         return None
-    phase, reason = str(report.get("phase", "")), inert(str(report.get("reason", "")))
-    return ControllerReport(pod.uid, phase, reason)

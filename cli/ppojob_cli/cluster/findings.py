@@ -17,7 +17,7 @@ from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, acceptance, condition, from_rfc3339, holds
 from ppojob_operator.policies import startup
 from ppojob_operator.policies.ending import deadline_in
-from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
+from ppojob_operator.state import ControllerReport, Job, Observed, Pod, Time
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"
 _SILENT_LEASES: Final = 3  # number of terms without a renewal after which a Lease has no holder
@@ -65,8 +65,8 @@ class Snapshot:
     job: Job
     now: Time
     pods: tuple[Pod, ...] | None = ()  # existing pods; None if access is denied
-    # Of the pods, as far as access is allowed.
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    # When the kubelets of nodes of the pods stopped responding, as far as access is allowed.
+    unreachable_nodes: Mapping[str, Time] = field(default_factory=dict)
     warnings: tuple[WarningEvent, ...] = ()  # about the job's objects, the latest last
     # Of the operator; None if there is none, or access is denied.
     lease: OperatorLease | None = None
@@ -239,7 +239,9 @@ def _pods(snapshot: Snapshot) -> Iterator[Finding]:
     is_due = holds(snapshot.job.status, "Admitted")
     if snapshot.pods is None or not roles or not (snapshot.pods or is_due):
         return
-    observed = Observed(pods=snapshot.pods, nodes=snapshot.nodes, denials=denials)
+    observed = Observed(
+        pods=snapshot.pods, unreachable_nodes=snapshot.unreachable_nodes, denials=denials
+    )
     claim = startup.pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return

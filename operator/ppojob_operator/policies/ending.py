@@ -280,7 +280,7 @@ def lost_pods(
     checkpoint can write it.
     """
     for pod in observed.pods:
-        since = observed.silent_since(pod)
+        since = observed.unreachable_nodes.get(pod.node)
         if since is not None:
             left = silence_seconds - (now - since).total_seconds()
             yield Delete("Pod", pod.name, pod.uid, force=True), left

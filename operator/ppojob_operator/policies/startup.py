@@ -82,8 +82,8 @@ def missing_pods(wanted: PodNames, observed: Observed) -> list[tuple[RoleName, s
 def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[str]]]:
     """Each reason why pods are not ready, the most important first, with a line for each pod."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
-    silent = [pod for pod in pods if observed.silent_since(pod)]
-    yield "NodeLost", [_line(pod, f"node {pod.node} does not respond") for pod in silent]
+    lost = [pod for pod in pods if pod.node in observed.unreachable_nodes]
+    yield "NodeLost", [_line(pod, f"node {pod.node} does not respond") for pod in lost]
     waiting = [pod for pod in pods if pod.waiting_reason not in _STARTING]
     lines = {pod: _line(pod, f"{pod.waiting_reason}: {pod.waiting_message}") for pod in waiting}
     yield "ImageUnavailable", [lines[one] for one in lines if one.waiting_reason in IMAGE_REASONS]

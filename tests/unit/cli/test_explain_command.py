@@ -91,6 +91,8 @@ def test_supervisors_are_asked_for_the_missing_rank(server: FakeApiServer) -> No
     )
     pods = [pod("sum-reward-0", "reward"), pod("sum-controller-0", "controller", ready=False)]
     lost = Answer(value={"phase": "lost", "reason": "rank 0 ended: 1"})
-    routes = {f"GET {PODS}/sum-reward-0:7403/proxy/status": lost}
-    said = explained(server, job(unmet), *pods, **routes)
+    supervisor = f"GET {PODS}/sum-reward-0:7403/proxy/status"
+    said = explained(server, job(unmet), *pods, **{supervisor: lost})
     assert "RanksMissing: reward: pod sum-reward-0: its ranks are lost: rank 0 ended: 1" in said
+    said = explained(server, job(unmet), *pods, **{supervisor: Answer(value=["no report"])})
+    assert "RanksMissing" not in said

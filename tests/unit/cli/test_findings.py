@@ -26,7 +26,7 @@ from ppojob_cli.cluster.findings import (
 )
 from ppojob_operator.conditions import ConditionType, rfc3339
 from ppojob_operator.reading import read_job
-from ppojob_operator.state import ControllerReport, Node, Pod, Time
+from ppojob_operator.state import ControllerReport, Pod, Time
 
 RUNNING = {
     "Accepted": ("True", "Valid"),
@@ -157,7 +157,7 @@ DONE = {**RUNNING, "Complete": ("True", "TrainingDone"), "Training": ("False", "
             seen(
                 status(WAITING),
                 pods=pods(is_ready=False, node="n"),
-                nodes={"n": Node("n", before(minutes=1))},
+                unreachable_nodes={"n": before(minutes=1)},
             ),
             ["NodeLost"],
         ),

@@ -178,7 +178,7 @@ def test_a_silent_node_wakes_the_jobs_on_it() -> None:
     woken = len(seen.woken)
     seen.cache.update_node(node("Unknown", "2026-01-02T03:04:05Z"))
     assert seen.woken[woken:] == [KEY]
-    assert seen.cache.observed(KEY, UID).nodes["n"].silent_since == NOW
+    assert seen.cache.observed(KEY, UID).unreachable_nodes == {"n": NOW}
 
 
 def test_jobs_are_woken_by_what_is_new_alone() -> None:
