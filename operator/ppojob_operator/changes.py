@@ -48,36 +48,36 @@ _STUCK_SECONDS = 30.0
 Waves = tuple[tuple[Action, ...], ...]
 
 
-def changes(here: ReconcileContext, defaults: Settings) -> Waves:
+def changes(ctx: ReconcileContext, defaults: Settings) -> Waves:
     """Actions in waves: what pods need, then the StatefulSets, then deletions."""
-    gang = tuple(_gang_changes(here, defaults))
-    queue = tuple(_queue_changes(here))
-    config = here.config
-    if config is None or not here.desired:
-        return (tuple(_unneeded_sets(here)), gang, queue)
+    gang = tuple(_gang_changes(ctx, defaults))
+    queue = tuple(_queue_changes(ctx))
+    config = ctx.config
+    if config is None or not ctx.desired:
+        return (tuple(_unneeded_sets(ctx)), gang, queue)
     # The StatefulSets of a stopping job are deleted one after the other, without other changes.
-    sets = _set_actions(here, config, defaults) if here.should_run else []
-    config_name = config_map_name(here.job, config)
+    sets = _set_actions(ctx, config, defaults) if ctx.should_run else []
+    config_name = config_map_name(ctx.job, config)
     around = [
         action
-        for desired in base_objects(here.job, config, is_partly_placed=_is_partly_placed(here))
-        if desired["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
-        for action in _object_actions(here, desired)
+        for desired in base_objects(ctx.job, config, is_partly_placed=_is_partly_placed(ctx))
+        if desired["metadata"]["name"] != config_name or sets or _is_in_use(ctx, config)
+        for action in _object_actions(ctx, desired)
     ]
     keys: list[Action] = []
-    if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
-        keys.append(CreateKeys(key_templates(here.job, config)))
+    if any(isinstance(action, Create) for action in sets) or _is_stuck(ctx):
+        keys.append(CreateKeys(key_templates(ctx.job, config)))
     rest: list[Action] = [
-        *_unneeded_sets(here),
-        *_unused_configs(here, config),
-        *_unused_services(here),
+        *_unneeded_sets(ctx),
+        *_unused_configs(ctx, config),
+        *_unused_services(ctx),
     ]
-    if here.should_run and not (around or sets):
-        rest += _outdated_controller(here)
+    if ctx.should_run and not (around or sets):
+        rest += _outdated_controller(ctx)
     bound = [
         action
-        for desired in role_bindings(here.job, config, defaults)
-        for action in _object_actions(here, desired)
+        for desired in role_bindings(ctx.job, config, defaults)
+        for action in _object_actions(ctx, desired)
     ]
     return ((*keys, *around, *gang), (*sets, *bound), (*rest, *queue))
 
@@ -88,36 +88,36 @@ def written_objects(waves: Waves) -> Set[tuple[ChildKind, str]]:
     return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply | CreateKeys)}
 
 
-def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
-    roles = (config.run.topology.role(role) for role in here.desired)
-    rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
-    return [action for desired in rendered for action in _object_actions(here, desired)]
+def _set_actions(ctx: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
+    roles = (config.run.topology.role(role) for role in ctx.desired)
+    rendered = stateful_sets(ctx.job, config, roles, defaults, ctx.admission.placements)
+    return [action for desired in rendered for action in _object_actions(ctx, desired)]
 
 
-def _is_partly_placed(here: ReconcileContext) -> bool:
-    pods = here.observed.pods
+def _is_partly_placed(ctx: ReconcileContext) -> bool:
+    pods = ctx.observed.pods
     return any(pod.unschedulable for pod in pods) and any(pod.node for pod in pods)
 
 
-def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
+def _is_in_use(ctx: ReconcileContext, config: PodConfig) -> bool:
     """Whether a pod or a StatefulSet mounts this configuration."""
-    is_mounted = any(pod.config_digest == config.digest for pod in here.observed.pods)
-    return is_mounted or any(_mounts(here, role, config) for role in here.desired)
+    is_mounted = any(pod.config_digest == config.digest for pod in ctx.observed.pods)
+    return is_mounted or any(_mounts(ctx, role, config) for role in ctx.desired)
 
 
-def _is_stuck(here: ReconcileContext) -> bool:
+def _is_stuck(ctx: ReconcileContext) -> bool:
     return any(
         pod.waiting_reason == "ContainerCreating"
-        and (here.now - pod.created).total_seconds() > _STUCK_SECONDS
-        for pod in here.observed.pods
+        and (ctx.now - pod.created).total_seconds() > _STUCK_SECONDS
+        for pod in ctx.observed.pods
     )
 
 
-def _unneeded_sets(here: ReconcileContext) -> Iterable[Action]:
-    keep = {workload_name(here.job.name, role) for role in here.desired}
-    known = {workload_name(here.job.name, role) for role in here.roles}
-    in_use = _configs_of_controllers(here) if here.desired else set()
-    for child in here.observed.children_of("StatefulSet"):
+def _unneeded_sets(ctx: ReconcileContext) -> Iterable[Action]:
+    keep = {workload_name(ctx.job.name, role) for role in ctx.desired}
+    known = {workload_name(ctx.job.name, role) for role in ctx.roles}
+    in_use = _configs_of_controllers(ctx) if ctx.desired else set()
+    for child in ctx.observed.children_of("StatefulSet"):
         # Another version of the operator may have started the job with a role that this one does
         # not know: its controller waits for the pods of that role.
         if child.name not in keep and (child.name in known or _config_of(child) not in in_use):
@@ -128,53 +128,53 @@ def _deletion(child: Child) -> Delete:
     return Delete(child.kind, child.name, child.uid)
 
 
-def _configs_of_controllers(here: ReconcileContext) -> set[str]:
+def _configs_of_controllers(ctx: ReconcileContext) -> set[str]:
     """The configurations of the current and the next controller."""
-    child = _set_of(here, "controller")
-    running = {pod.config_digest for pod in here.observed.pods_of("controller")}
+    child = _set_of(ctx, "controller")
+    running = {pod.config_digest for pod in ctx.observed.pods_of("controller")}
     return running | {_config_of(child)} if child else running
 
 
-def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Action]:
+def _unused_configs(ctx: ReconcileContext, config: PodConfig) -> Iterable[Action]:
     """Previous configurations that no pod mounts."""
-    if not all(_mounts(here, role, config) for role in here.desired):
+    if not all(_mounts(ctx, role, config) for role in ctx.desired):
         return
-    used = {pod.config_digest for pod in here.observed.pods} | {config.digest, None}
-    for child in here.observed.children_of("ConfigMap"):
+    used = {pod.config_digest for pod in ctx.observed.pods} | {config.digest, None}
+    for child in ctx.observed.children_of("ConfigMap"):
         if _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST) not in used:
             yield _deletion(child)
 
 
-def _unused_services(here: ReconcileContext) -> Iterable[Action]:
+def _unused_services(ctx: ReconcileContext) -> Iterable[Action]:
     """Services of roles of a previous layout."""
-    known = {workload_name(here.job.name, role) for role in here.roles}
-    for child in here.observed.children_of("Service"):
-        is_unused = ("StatefulSet", child.name) not in here.observed.children
-        if child.owner_uid == here.job.uid and child.name not in known and is_unused:
+    known = {workload_name(ctx.job.name, role) for role in ctx.roles}
+    for child in ctx.observed.children_of("Service"):
+        is_unused = ("StatefulSet", child.name) not in ctx.observed.children
+        if child.owner_uid == ctx.job.uid and child.name not in known and is_unused:
             yield _deletion(child)
 
 
-def _mounts(here: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
-    child = _set_of(here, role)
+def _mounts(ctx: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
+    child = _set_of(ctx, role)
     return child is not None and _config_of(child) == config.digest
 
 
-def _outdated_controller(here: ReconcileContext) -> Iterable[Action]:
+def _outdated_controller(ctx: ReconcileContext) -> Iterable[Action]:
     """A controller pod with another configuration than its StatefulSet.
 
     On SIGTERM it finishes its step and writes a checkpoint, and the next one reads the new
     configuration. The ranks of all roles keep running.
     """
-    child = _set_of(here, "controller")
+    child = _set_of(ctx, "controller")
     if child is None:
         return
-    for pod in here.observed.pods_of("controller"):
+    for pod in ctx.observed.pods_of("controller"):
         if pod.config_digest != _config_of(child) and not pod.is_deleting:
             yield Delete("Pod", pod.name, pod.uid)
 
 
-def _set_of(here: ReconcileContext, role: RoleName) -> Child | None:
-    return here.observed.children.get(("StatefulSet", workload_name(here.job.name, role)))
+def _set_of(ctx: ReconcileContext, role: RoleName) -> Child | None:
+    return ctx.observed.children.get(("StatefulSet", workload_name(ctx.job.name, role)))
 
 
 def _config_of(child: Child) -> str:
@@ -182,14 +182,14 @@ def _config_of(child: Child) -> str:
     return str(_annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))
 
 
-def _object_actions(here: ReconcileContext, desired: dict[str, Any]) -> Iterable[Action]:
+def _object_actions(ctx: ReconcileContext, desired: dict[str, Any]) -> Iterable[Action]:
     """Actions that give an object its desired content."""
     kind = child_kind(desired)
-    child = here.observed.children.get((kind, desired["metadata"]["name"]))
+    child = ctx.observed.children.get((kind, desired["metadata"]["name"]))
     # The API server refuses to create an object whose name an orphan has; a condition names it.
-    if child is None or _is_orphan(here, child):
+    if child is None or _is_orphan(ctx, child):
         yield Create(desired)
-    elif child.is_deleting or child.owner_uid != here.job.uid or kind == "PersistentVolumeClaim":
+    elif child.is_deleting or child.owner_uid != ctx.job.uid or kind == "PersistentVolumeClaim":
         # Its deletion enqueues the job; and users may expand a claim.
         return
     else:
@@ -199,10 +199,10 @@ def _object_actions(here: ReconcileContext, desired: dict[str, Any]) -> Iterable
             yield Apply(desired, child.uid)
 
 
-def _is_orphan(here: ReconcileContext, child: Child) -> bool:
+def _is_orphan(ctx: ReconcileContext, child: Child) -> bool:
     """Whether an earlier job left the object: a retained claim, or after `--cascade=orphan`."""
     is_owned = child.is_deleting or bool(child.owner_uid)
-    return not is_owned and not is_of(here.job, child.manifest["metadata"])
+    return not is_owned and not is_of(ctx.job, child.manifest["metadata"])
 
 
 def _is_of_other_operator(child: Child, desired: Manifest) -> bool:
@@ -227,58 +227,56 @@ def _annotations(manifest: Manifest) -> dict[str, str]:
     return dict(manifest["metadata"].get("annotations") or {})
 
 
-def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action]:
-    if not here.wants_gang:
-        yield from _unneeded_gang(here)
+def _gang_changes(ctx: ReconcileContext, defaults: Settings) -> Iterable[Action]:
+    if not ctx.wants_gang:
+        yield from _unneeded_gang(ctx)
         return
-    gang = GANGS.get(here.job.scheduling.type)
-    if gang is None or here.config is None or here.has_old_layout:
+    gang = GANGS.get(ctx.job.scheduling.type)
+    if gang is None or ctx.config is None or ctx.has_old_layout:
         return
-    if not here.observed.gangs.served.issuperset(gang.kinds):
+    if not ctx.observed.gangs.served.issuperset(gang.kinds):
         return
-    sets = pod_sets(here.job, here.config, defaults)
-    for one in gang.objects(here.job, sets, here.observed.gangs):
-        one["metadata"]["annotations"] = {ANNOTATION_LAYOUT: here.config.layout}
-        yield from (action for action in _object_actions(here, one) if _is_free(here, action))
-        if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
+    sets = pod_sets(ctx.job, ctx.config, defaults)
+    for one in gang.objects(ctx.job, sets, ctx.observed.gangs):
+        one["metadata"]["annotations"] = {ANNOTATION_LAYOUT: ctx.config.layout}
+        yield from (action for action in _object_actions(ctx, one) if _is_free(ctx, action))
+        if (child_kind(one), one["metadata"]["name"]) not in ctx.observed.children:
             # The API server accepts a PodGroup only after its Workload.
             return
 
 
-def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
+def _queue_changes(ctx: ReconcileContext) -> Iterator[Action]:
     """Actions that report to Kueue: whether the pods are ready, and how the job ended."""
-    child = kueue.own_workload(here.job, here.observed)
+    child = kueue.own_workload(ctx.job, ctx.observed)
     if child is None:
         return
     answer = kueue.answer(child)
     if answer.holds("Finished"):
         return
-    if here.has_ended and here.observed.pods:
+    if ctx.has_ended and ctx.observed.pods:
         # Its pods may be writing a checkpoint and still use the quota.
         return
     evicted = answer.holds("Evicted") and answer.holds("QuotaReserved")
-    if evicted and not here.observed.pods and not here.has_ended:
+    if evicted and not ctx.observed.pods and not ctx.has_ended:
         yield ReleaseQuota(child.name, child.uid)
         return
-    if here.has_ended:
-        status = here.job.status
+    if ctx.has_ended:
+        status = ctx.job.status
         reason = "Succeeded" if holds(status, "Complete") else "Failed"
         message = inert(f"{status.reason}: {status.message}")
         conditions = {"Finished": kueue.QueueCondition("True", reason, message)}
     else:
-        conditions = _readiness(here, answer)
+        conditions = _readiness(ctx, answer)
     if conditions:
-        manifest = kueue.conditions(here.job, conditions, rfc3339(here.now))
+        manifest = kueue.conditions(ctx.job, conditions, rfc3339(ctx.now))
         yield ApplyStatus(manifest, child.uid)
 
 
-def _readiness(here: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.QueueCondition]:
+def _readiness(ctx: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.QueueCondition]:
     """The condition by which Kueue evicts a job whose pods never become ready."""
-    if here.admission.admitted.reason in NOT_OF_QUEUE:
+    if ctx.admission.admitted.reason in NOT_OF_QUEUE:
         return {}
-    is_ready = bool(
-        here.admission.admitted.holds and pods_ready(here.roles, here.observed, 0.0).holds
-    )
+    is_ready = bool(ctx.admission.admitted.holds and pods_ready(ctx.roles, ctx.observed, 0.0).holds)
     was = answer.conditions.get("PodsReady")
     value = str(is_ready)
     if value == (was.status if was else "False"):
@@ -286,25 +284,25 @@ def _readiness(here: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.
     if is_ready:
         reason = "Recovered" if was and was.reason == "WaitForRecovery" else "Started"
         return {"PodsReady": kueue.QueueCondition(value, reason, "all pods are ready")}
-    reason = "WaitForRecovery" if here.admission.admitted.holds else "WaitForStart"
+    reason = "WaitForRecovery" if ctx.admission.admitted.holds else "WaitForStart"
     return {"PodsReady": kueue.QueueCondition(value, reason, "not all pods are ready")}
 
 
-def _is_free(here: ReconcileContext, action: Action) -> bool:
+def _is_free(ctx: ReconcileContext, action: Action) -> bool:
     """Whether the Workload may be created or changed now."""
-    if here.job.scheduling.type != "kueue":
+    if ctx.job.scheduling.type != "kueue":
         return True
     if isinstance(action, Create):
         # Previous pods still use resources that a new admission would count again.
-        return not here.observed.pods
-    child = here.observed.children[kueue.KIND, gang_name(here.job)]
+        return not ctx.observed.pods
+    child = ctx.observed.children[kueue.KIND, gang_name(ctx.job)]
     # The admission is for the pods as they are; an edit applies to the next admission.
     return not kueue.answer(child).holds("QuotaReserved")
 
 
-def _unneeded_gang(here: ReconcileContext) -> Iterator[Action]:
+def _unneeded_gang(ctx: ReconcileContext) -> Iterator[Action]:
     """Objects of gang scheduling that reserve resources for pods that a job no longer has."""
     for kind in GANG_KINDS:
         # Kueue itself deletes the Workload of a finished job.
-        if not (here.has_ended and kind == kueue.KIND):
-            yield from map(_deletion, here.observed.children_of(kind))
+        if not (ctx.has_ended and kind == kueue.KIND):
+            yield from map(_deletion, ctx.observed.children_of(kind))

@@ -37,39 +37,37 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:
         return _refusal(job, accepted, now, expiry)
-    here = ReconcileContext(job, None if problems else job.manifest, accepted, observed, now)
+    ctx = ReconcileContext(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
     lost = (
         *lost_pods(observed, settings.node_silence_seconds, now),
         *crashed_pods(observed.pods, job.status, now),
     )
-    waves = changes(here, replace(settings, trainer_image=image))
+    waves = changes(ctx, replace(settings, trainer_image=image))
     # Refusals of objects that are no longer desired are outdated.
     desired = written_objects(waves)
     refused = {one: why for one, why in observed.refused.items() if one in desired}
-    status = status_of(here, image, refused)
+    status = status_of(ctx, image, refused)
     last: tuple[Action, ...] = (
         *(deletion for deletion, left in lost if left <= 0),
-        *events(here, status),
+        *events(ctx, status),
     )
     return Plan(
         waves=tuple(wave for wave in (*waves, last) if wave),
         status=status if status != job.status else None,
         requeue_after=_requeue_after(
-            here, settings, expiry, *(left for _, left in lost if left > 0)
+            ctx, settings, expiry, *(left for _, left in lost if left > 0)
         ),
     )
 
 
-def _requeue_after(
-    here: ReconcileContext, settings: Settings, *waits: float | None
-) -> float | None:
-    candidates = [*waits, here.admission.requeue_after]
-    if here.ending is None:
-        candidates.append(deadline_in(here.job, here.now))
-        if missing_pods(here.desired, here.observed):
+def _requeue_after(ctx: ReconcileContext, settings: Settings, *waits: float | None) -> float | None:
+    candidates = [*waits, ctx.admission.requeue_after]
+    if ctx.ending is None:
+        candidates.append(deadline_in(ctx.job, ctx.now))
+        if missing_pods(ctx.desired, ctx.observed):
             candidates.append(MISSING_SECONDS)
-        if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
+        if any(pod.waiting_reason == "ContainerCreating" for pod in ctx.observed.pods):
             candidates.append(settings.node_silence_seconds)
     times = [max(0.0, seconds) for seconds in candidates if seconds is not None]
     return min(times, default=None)

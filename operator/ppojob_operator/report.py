@@ -29,35 +29,35 @@ _WITHOUT_EVENT = ("PodsTerminating", "PodsMissing", "Starting", "Stopped")
 """Reasons of PodsReady that occur in every job."""
 
 
-def status_of(here: ReconcileContext, image: str, refused: Refusals) -> PPOJobStatus:
+def status_of(ctx: ReconcileContext, image: str, refused: Refusals) -> PPOJobStatus:
     """The new status; equal to the previous one if nothing has changed."""
-    before = here.job.status
-    conditions = _conditions(here, refused)
-    roles = tuple(_role_status(here, before))
-    phase, main = _phase(here, conditions), _main_condition(conditions)
+    before = ctx.job.status
+    conditions = _conditions(ctx, refused)
+    roles = tuple(_role_status(ctx, before))
+    phase, main = _phase(ctx, conditions), _main_condition(conditions)
     return before.model_copy(
         update={
-            "observed_generation": here.job.generation,
+            "observed_generation": ctx.job.generation,
             "phase": phase,
             "reason": main.reason,
             "message": inert(main.message),
             "conditions": set_conditions(
-                before.conditions, conditions, here.job.generation, here.now
+                before.conditions, conditions, ctx.job.generation, ctx.now
             ),
             "roles": roles,
-            "restarts": before.restarts + sum(_restarts(here, role) for role in here.roles),
-            "failures": trim_records((*before.failures, *here.failures)),
-            "image": image if here.desired or here.observed.pods else "",
-            "start_time": _start_time(here, phase),
-            "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),
+            "restarts": before.restarts + sum(_restarts(ctx, role) for role in ctx.roles),
+            "failures": trim_records((*before.failures, *ctx.failures)),
+            "image": image if ctx.desired or ctx.observed.pods else "",
+            "start_time": _start_time(ctx, phase),
+            "finish_time": before.finish_time or (rfc3339(ctx.now) if ctx.ending else None),
         }
     )
 
 
-def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
+def events(ctx: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     """Events for changes of conditions and for container failures."""
-    before = here.job.status
-    was, now = condition(before, "Accepted"), here.accepted
+    before = ctx.job.status
+    was, now = condition(before, "Accepted"), ctx.accepted
     if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
         yield Emit("Warning", now.reason, now.message)
     for name, words in _EVENTS_WHEN_TRUE.items():
@@ -67,20 +67,20 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Normal", after.reason, after.message)
     if holds(after, "Failed") and not holds(before, "Failed"):
         yield Emit("Warning", after.reason, after.message)
-    yield from _layout_events(here)
-    yield from _admission_events(here)
+    yield from _layout_events(ctx)
+    yield from _admission_events(ctx)
     were, are = condition(before, "PodsReady"), condition(after, "PodsReady")
     if are and are.status == "False" and are.reason not in {were and were.reason, *_WITHOUT_EVENT}:
         yield Emit("Warning", are.reason, are.message)
-    for record in here.failures:
+    for record in ctx.failures:
         what = f"{record.role}: pod {record.pod}: container terminated: {record.reason}"
         yield Emit("Warning", "ContainerEnded", inert(f"{what}: {record.message}"))
 
 
-def _layout_events(here: ReconcileContext) -> Iterator[Emit]:
+def _layout_events(ctx: ReconcileContext) -> Iterator[Emit]:
     """The roles have other numbers of pods than in the status."""
-    were = {role.name: role.replicas for role in here.job.status.roles}
-    are = {role: len(names) for role, names in here.roles.items()}
+    were = {role.name: role.replicas for role in ctx.job.status.roles}
+    are = {role: len(names) for role, names in ctx.roles.items()}
     if were and were != are:
         new, old = (
             ", ".join(f"{role} {number}" for role, number in pods.items()) for pods in (are, were)
@@ -88,49 +88,49 @@ def _layout_events(here: ReconcileContext) -> Iterator[Emit]:
         yield Emit("Normal", "LayoutChanged", f"new pods: {new}; previous pods: {old}")
 
 
-def _admission_events(here: ReconcileContext) -> Iterator[Emit]:
+def _admission_events(ctx: ReconcileContext) -> Iterator[Emit]:
     """Once per reason: the messages of a queue change often."""
-    was, now = condition(here.job.status, "Admitted"), here.admission.admitted
+    was, now = condition(ctx.job.status, "Admitted"), ctx.admission.admitted
     if not now.holds and (was is None or was.reason != now.reason):
         yield Emit("Warning", now.reason, now.message)
     if now.holds and was is not None and was.status == "False":
         yield Emit("Normal", now.reason, now.message)
 
 
-def _conditions(here: ReconcileContext, refused: Refusals) -> tuple[ObservedCondition, ...]:
+def _conditions(ctx: ReconcileContext, refused: Refusals) -> tuple[ObservedCondition, ...]:
     return (
-        here.accepted,
-        here.admission.admitted,
-        _pods_ready(here, refused),
-        _rendezvoused(here),
-        _training(here),
-        _checkpointed(here),
-        _suspended(here),
-        _ended(here, "Complete", "Succeeded"),
-        _ended(here, "Failed", "Failed"),
+        ctx.accepted,
+        ctx.admission.admitted,
+        _pods_ready(ctx, refused),
+        _rendezvoused(ctx),
+        _training(ctx),
+        _checkpointed(ctx),
+        _suspended(ctx),
+        _ended(ctx, "Complete", "Succeeded"),
+        _ended(ctx, "Failed", "Failed"),
     )
 
 
-def _pods_ready(here: ReconcileContext, refused: Refusals) -> ObservedCondition:
-    if here.ending is not None or here.job.lifecycle.suspend or not here.admission.may_have_pods:
+def _pods_ready(ctx: ReconcileContext, refused: Refusals) -> ObservedCondition:
+    if ctx.ending is not None or ctx.job.lifecycle.suspend or not ctx.admission.may_have_pods:
         return ObservedCondition("PodsReady", False, "Stopped", "the job should have no pods")
-    if not here.desired or here.has_old_layout:
-        which = "pods of the previous layout" if here.has_old_layout else "previous pods"
+    if not ctx.desired or ctx.has_old_layout:
+        which = "pods of the previous layout" if ctx.has_old_layout else "previous pods"
         message = f"{which} are still terminating"
         return ObservedCondition("PodsReady", False, "PodsTerminating", message)
     if refused:
         (kind, name), why = next(iter(refused.items()))
         return ObservedCondition("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
-    started = here.job.status.start_time
-    seconds = (here.now - from_rfc3339(started)).total_seconds() if started else 0.0
-    return pods_ready(here.roles, here.observed, seconds)
+    started = ctx.job.status.start_time
+    seconds = (ctx.now - from_rfc3339(started)).total_seconds() if started else 0.0
+    return pods_ready(ctx.roles, ctx.observed, seconds)
 
 
-def _rendezvoused(here: ReconcileContext) -> ObservedCondition:
-    training = here.job.status.training
-    if not here.desired:
+def _rendezvoused(ctx: ReconcileContext) -> ObservedCondition:
+    training = ctx.job.status.training
+    if not ctx.desired:
         return ObservedCondition("Rendezvoused", False, "Stopped")
-    if not _has_controller(here):
+    if not _has_controller(ctx):
         message = "the controller is not running yet"
         return ObservedCondition("Rendezvoused", False, "Waiting", message)
     if training is None or training.stage in {"", "Starting"}:
@@ -141,26 +141,26 @@ def _rendezvoused(here: ReconcileContext) -> ObservedCondition:
     return ObservedCondition("Rendezvoused", True, "AllRanksConnected")
 
 
-def _training(here: ReconcileContext) -> ObservedCondition:
-    training = here.job.status.training
-    if here.ending is not None or not here.desired:
+def _training(ctx: ReconcileContext) -> ObservedCondition:
+    training = ctx.job.status.training
+    if ctx.ending is not None or not ctx.desired:
         return ObservedCondition("Training", False, "Stopped")
     is_stepping = training is not None and training.stage in {"Training", "Finishing"}
-    if is_stepping and _has_controller(here):
+    if is_stepping and _has_controller(ctx):
         return ObservedCondition("Training", True, "Stepping")
     return ObservedCondition("Training", False, "Waiting")
 
 
-def _has_controller(here: ReconcileContext) -> bool:
+def _has_controller(ctx: ReconcileContext) -> bool:
     """Whether a controller runs; `status.training` may be that of a controller that was killed."""
-    report = here.observed.controller
+    report = ctx.observed.controller
     is_starting = report is not None and report.phase == "starting"
-    pods = here.observed.pods_of("controller")
+    pods = ctx.observed.pods_of("controller")
     return not is_starting and any(pod.is_ready and not pod.is_deleting for pod in pods)
 
 
-def _checkpointed(here: ReconcileContext) -> ObservedCondition:
-    training = here.job.status.training
+def _checkpointed(ctx: ReconcileContext) -> ObservedCondition:
+    training = ctx.job.status.training
     if training is None or training.last_checkpoint_step is None:
         message = "a restarted job begins at its first step"
         return ObservedCondition("Checkpointed", False, "NoCheckpoint", message)
@@ -168,39 +168,39 @@ def _checkpointed(here: ReconcileContext) -> ObservedCondition:
     return ObservedCondition("Checkpointed", True, "Saved", message)
 
 
-def _suspended(here: ReconcileContext) -> ObservedCondition:
-    if not here.job.lifecycle.suspend or here.ending is not None:
+def _suspended(ctx: ReconcileContext) -> ObservedCondition:
+    if not ctx.job.lifecycle.suspend or ctx.ending is not None:
         return ObservedCondition("Suspended", False, "NotSuspended")
-    if here.observed.pods:
+    if ctx.observed.pods:
         message = "the controller writes a checkpoint, then all pods are deleted"
         return ObservedCondition("Suspended", False, "Suspending", message)
     return ObservedCondition("Suspended", True, "JobSuspended", "spec.lifecycle.suspend is true")
 
 
-def _ended(here: ReconcileContext, name: ConditionType, phase: Phase) -> ObservedCondition:
-    if here.ending is None:
+def _ended(ctx: ReconcileContext, name: ConditionType, phase: Phase) -> ObservedCondition:
+    if ctx.ending is None:
         return ObservedCondition(name, False, "NotEnded")
-    if here.ending.phase != phase:
-        return ObservedCondition(name, False, here.ending.phase)
-    return ObservedCondition(name, True, here.ending.reason, here.ending.message)
+    if ctx.ending.phase != phase:
+        return ObservedCondition(name, False, ctx.ending.phase)
+    return ObservedCondition(name, True, ctx.ending.reason, ctx.ending.message)
 
 
-def _phase(here: ReconcileContext, conditions: tuple[ObservedCondition, ...]) -> Phase:
+def _phase(ctx: ReconcileContext, conditions: tuple[ObservedCondition, ...]) -> Phase:
     true = {one.type for one in conditions if one.holds}
-    if here.ending is not None:
-        return here.ending.phase
+    if ctx.ending is not None:
+        return ctx.ending.phase
     if "Suspended" in true:
         return "Suspended"
-    if here.job.lifecycle.suspend:
+    if ctx.job.lifecycle.suspend:
         # Its pods are terminating; the phase stays until they are deleted.
-        return here.job.status.phase
+        return ctx.job.status.phase
     if {"PodsReady", "Training"} <= true:
         return "Running"
-    if not here.admission.admitted.holds and not here.observed.pods:
+    if not ctx.admission.admitted.holds and not ctx.observed.pods:
         return "Pending"
-    if here.step or holds(here.job.status, "Training") or here.job.status.phase == "Recovering":
+    if ctx.step or holds(ctx.job.status, "Training") or ctx.job.status.phase == "Recovering":
         return "Recovering"
-    return "Starting" if here.desired else "Pending"
+    return "Starting" if ctx.desired else "Pending"
 
 
 def _main_condition(conditions: tuple[ObservedCondition, ...]) -> ObservedCondition:
@@ -216,44 +216,44 @@ def _main_condition(conditions: tuple[ObservedCondition, ...]) -> ObservedCondit
     return by_type["Training"] if by_type["Training"].holds else by_type["Rendezvoused"]
 
 
-def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleStatus]:
+def _role_status(ctx: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleStatus]:
     old = {role.name: role for role in before.roles}
-    for role, names in here.roles.items():
+    for role, names in ctx.roles.items():
         was = old.get(role)
-        pods = here.observed.pods_of(role)
-        lost, step = _losses(here, was, role)
+        pods = ctx.observed.pods_of(role)
+        lost, step = _losses(ctx, was, role)
         yield RoleStatus(
             name=role,
             replicas=len(names),
             ready=sum(pod.is_ready and not pod.is_deleting for pod in pods),
-            restarts=(was.restarts if was else 0) + _restarts(here, role),
-            ended=ended(role, here.observed.pods),
+            restarts=(was.restarts if was else 0) + _restarts(ctx, role),
+            ended=ended(role, ctx.observed.pods),
             losses=lost,
             losses_step=step,
         )
 
 
-def _losses(here: ReconcileContext, was: RoleStatus | None, role: RoleName) -> tuple[int, int]:
+def _losses(ctx: ReconcileContext, was: RoleStatus | None, role: RoleName) -> tuple[int, int]:
     """How often a role was lost without a completed step, and the last completed step then."""
-    for record in here.failures:
+    for record in ctx.failures:
         if record.role == role and record.kind != "disruption":
             return losses(was, record), record.step
     return (was.losses, was.losses_step) if was else (0, 0)
 
 
-def _start_time(here: ReconcileContext, phase: Phase) -> str | None:
+def _start_time(ctx: ReconcileContext, phase: Phase) -> str | None:
     """When the job started; like a Kubernetes Job it starts again after a suspension.
 
     Rescheduled pods, and a queue that cannot be read, are no new start.
     """
-    if phase == "Suspended" or not here.admission.may_have_pods:
+    if phase == "Suspended" or not ctx.admission.may_have_pods:
         return None
-    starts = here.admission.admitted.holds and bool(here.desired)
-    return here.job.status.start_time or (rfc3339(here.now) if starts else None)
+    starts = ctx.admission.admitted.holds and bool(ctx.desired)
+    return ctx.job.status.start_time or (rfc3339(ctx.now) if starts else None)
 
 
-def _restarts(here: ReconcileContext, role: RoleName) -> int:
+def _restarts(ctx: ReconcileContext, role: RoleName) -> int:
     """Container failures since the last reconcile, without disruptions."""
-    if any(one.role == role and one.kind == "disruption" for one in here.failures):
+    if any(one.role == role and one.kind == "disruption" for one in ctx.failures):
         return 0
-    return new_ends(role, here.observed.pods, here.job.status)
+    return new_ends(role, ctx.observed.pods, ctx.job.status)
