@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ppojob_operator.build.kueue import placement
-from ppojob_operator.build.metadata import covers, digest
+from ppojob_operator.build.metadata import digest, is_up_to_date
 from ppojob_operator.kinds import child_key
 from ppojob_operator.reading import (
     JobKey,
@@ -61,7 +61,8 @@ class _JobRecords:
     phase: str = "Pending"
     pods: dict[str, Pod] = field(default_factory=dict)
     children: dict[str, _PackedChild] = field(default_factory=dict)
-    settled: dict[str, str] = field(default_factory=dict)
+    # `Child.mutated_digest` by uid.
+    mutated: dict[str, str] = field(default_factory=dict)
     refused: dict[tuple[ChildKind, str], str] = field(default_factory=dict)
     report: ControllerReport | None = None
 
@@ -154,7 +155,7 @@ class Cache:
                 (one.child.kind, one.child.name): dataclasses.replace(
                     one.child,
                     manifest=unpack(one.packed),
-                    settled_digest=records.settled.get(uid, ""),
+                    mutated_digest=records.mutated.get(uid, ""),
                 )
                 for uid, one in records.children.items()
             },
@@ -213,7 +214,7 @@ class Cache:
         records = self._jobs[key]
         self._keys.pop(records.uid, None)
         records.manifest = records.report = None
-        records.settled.clear()
+        records.mutated.clear()
         records.refused.clear()
         self._drop_if_empty(key)
 
@@ -248,7 +249,7 @@ class Cache:
         key = self._keys.pop(uid, None)
         if key is not None:
             records = self._jobs[key]
-            for known in (records.pods, records.children, records.settled):
+            for known in (records.pods, records.children, records.mutated):
                 known.pop(uid, None)
             self._enqueue(key)
             self._drop_if_empty(key)
@@ -273,10 +274,10 @@ class Cache:
         self.clear_refusal(key, wanted)
         records = self._jobs[key]
         uid = answer["metadata"]["uid"]
-        if covers(answer, wanted):
-            records.settled.pop(uid, None)
+        if is_up_to_date(answer, wanted):
+            records.mutated.pop(uid, None)
         else:
-            records.settled[uid] = digest(wanted)
+            records.mutated[uid] = digest(wanted)
 
     def record_refusal(self, job: Job, manifest: Manifest, why: str) -> None:
         """Keep why the API server refused an object, for the status."""

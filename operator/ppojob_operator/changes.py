@@ -10,10 +10,10 @@ from ppojob_operator.build.metadata import (
     ANNOTATION_GENERATION,
     ANNOTATION_LAYOUT,
     ANNOTATION_TEMPLATE,
-    covers,
     digest,
     gang_name,
     is_of,
+    is_up_to_date,
 )
 from ppojob_operator.build.objects import (
     base_objects,
@@ -195,7 +195,7 @@ def _object_actions(ctx: ReconcileContext, desired: dict[str, Any]) -> Iterable[
     else:
         if kind == "StatefulSet" and _is_of_other_operator(child, desired):
             desired = _as_created(child, desired)
-        if not covers(child.manifest, desired) and child.settled_digest != digest(desired):
+        if not is_up_to_date(child.manifest, desired) and child.mutated_digest != digest(desired):
             yield Apply(desired, child.uid)
 
 

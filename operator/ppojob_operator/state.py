@@ -109,7 +109,7 @@ class Child:
     manifest: Manifest  # the fields that others may change
     # Digest of the manifest applied last, if the API server or a webhook changed it: applying it
     # again would change nothing.
-    settled_digest: str = ""
+    mutated_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,18 +116,18 @@ def digest(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def covers(actual: Manifest, desired: Manifest) -> bool:
+def is_up_to_date(actual: Manifest, desired: Manifest) -> bool:
     """Whether an object has all desired fields; the API server and others may set more.
 
     The data of an immutable object is not compared.
     """
     skipped = {"apiVersion", "kind"} | ({"data"} if desired.get("immutable") else set())
     return all(
-        _covers(actual.get(key), value) for key, value in desired.items() if key not in skipped
+        _matches(actual.get(key), value) for key, value in desired.items() if key not in skipped
     )
 
 
-def _covers(actual: object, desired: object) -> bool:
+def _matches(actual: object, desired: object) -> bool:
     # Most parts are equal, which is fast to see.
     if actual == desired:
         return True
@@ -135,10 +135,10 @@ def _covers(actual: object, desired: object) -> bool:
     if isinstance(desired, dict):
         if not isinstance(actual, dict):
             return not desired
-        return all(_covers(actual.get(key), value) for key, value in desired.items())
+        return all(_matches(actual.get(key), value) for key, value in desired.items())
     if isinstance(desired, list):
         if not isinstance(actual, list) or len(actual) != len(desired):
             return not desired and not actual
-        return all(map(_covers, actual, desired))
+        return all(map(_matches, actual, desired))
     # The API server omits empty and false values.
     return actual is None and not desired

@@ -124,8 +124,8 @@ def test_what_was_stopped_by_hand_runs_again_as_it_was(reward: Child) -> None:
 def test_a_webhook_that_keeps_it_stopped_is_not_fought(reward: Child) -> None:
     stopped = scaled(reward, 0)
     (apply,) = upgraded(stopped)
-    settled = dataclasses.replace(stopped, settled_digest=digest(apply.manifest))
-    assert upgraded(settled) == []
+    mutated = dataclasses.replace(stopped, mutated_digest=digest(apply.manifest))
+    assert upgraded(mutated) == []
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
