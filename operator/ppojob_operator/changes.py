@@ -23,7 +23,7 @@ from ppojob_operator.build.objects import (
     stateful_sets,
 )
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
-from ppojob_operator.conditions import holds, inert, rfc3339
+from ppojob_operator.conditions import holds, rfc3339, sanitized
 from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
 from ppojob_operator.policies.placing import NOT_OF_QUEUE
 from ppojob_operator.policies.startup import pods_ready
@@ -263,7 +263,7 @@ def _queue_changes(ctx: ReconcileContext) -> Iterator[Action]:
     if ctx.has_ended:
         status = ctx.job.status
         reason = "Succeeded" if holds(status, "Complete") else "Failed"
-        message = inert(f"{status.reason}: {status.message}")
+        message = sanitized(f"{status.reason}: {status.message}")
         conditions = {"Finished": kueue.QueueCondition("True", reason, message)}
     else:
         conditions = _readiness(ctx, answer)

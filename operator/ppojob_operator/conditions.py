@@ -56,7 +56,7 @@ def event_time(event: Manifest) -> str:
     return next((str(time) for time in times if time), "")
 
 
-def inert(text: str) -> str:
+def sanitized(text: str) -> str:
     """Sanitise text of other programs for the status: one line, printable, bounded."""
     line = " ".join(text.split())
     if not line.isprintable():
@@ -77,7 +77,7 @@ def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
         for one in problems
         if one.reason_code is ReasonCode.UNKNOWN_FIELD
     )
-    message = inert("; ".join(str(one) for one in newer or problems))
+    message = sanitized("; ".join(str(one) for one in newer or problems))
     if newer:
         return ObservedCondition("Accepted", None, "NewerSpec", message)
     return ObservedCondition("Accepted", False, INVALID, message)
@@ -106,7 +106,7 @@ def set_conditions(
                 type=one.type,
                 status=status,
                 reason=one.reason,
-                message=inert(one.message),
+                message=sanitized(one.message),
                 last_transition_time=since,
                 observed_generation=generation,
             )

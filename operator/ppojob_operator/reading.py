@@ -24,7 +24,7 @@ from ppojob_api.validation import validate
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, LABEL_JOB
 from ppojob_operator.build.metadata import LABEL_JOB_UID, layout_of, role_of
 from ppojob_operator.build.pod_template import CONTAINER
-from ppojob_operator.conditions import from_rfc3339, inert
+from ppojob_operator.conditions import from_rfc3339, sanitized
 from ppojob_operator.kinds import GANG_KINDS, child_kind
 from ppojob_operator.state import Child, ControllerReport, Job, Manifest, Pod, Termination, Time
 
@@ -162,12 +162,12 @@ def read_pod(manifest: Manifest) -> Pod | None:
         layout=sys.intern(layout_of(metadata)),
         memory_limit=sys.intern(_memory_limit(spec)),
         restarts=int(container.get("restartCount", 0)),
-        unschedulable=sys.intern(inert(scheduled.get("message", ""))) if is_unplaced else "",
+        unschedulable=sys.intern(sanitized(scheduled.get("message", ""))) if is_unplaced else "",
         waiting_reason=sys.intern(waiting.get("reason", "")),
-        waiting_message=inert(waiting.get("message", "")),
+        waiting_message=sanitized(waiting.get("message", "")),
         disruption=sys.intern(disruption.get("reason", "")) if is_disrupted else "",
         reason=status.get("reason", ""),
-        message=inert(status.get("message", "")),
+        message=sanitized(status.get("message", "")),
         last=_termination(container),
     )
 
@@ -195,7 +195,7 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
     return Termination(
         exit_code=int(ended.get("exitCode", 0)),
         reason=ended.get("reason", ""),
-        message=inert(ended.get("message", "")),
+        message=sanitized(ended.get("message", "")),
         finished=from_rfc3339(finished) if finished else None,
     )
 
@@ -227,7 +227,7 @@ def read_report(pod_uid: str, body: bytes | str) -> ControllerReport:
         ValueError: it is not the status of a supervisor.
     """
     status = _PodStatus.model_validate_json(body)
-    return ControllerReport(pod_uid, status.phase, inert(status.reason), status.exit_code)
+    return ControllerReport(pod_uid, status.phase, sanitized(status.reason), status.exit_code)
 
 
 def read_child(manifest: Manifest) -> Child:

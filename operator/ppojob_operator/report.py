@@ -10,8 +10,8 @@ from ppojob_operator.conditions import (
     condition,
     from_rfc3339,
     holds,
-    inert,
     rfc3339,
+    sanitized,
     set_conditions,
 )
 from ppojob_operator.policies.ending import ended, losses, new_ends, trim_records
@@ -40,7 +40,7 @@ def status_of(ctx: ReconcileContext, image: str, refused: Refusals) -> PPOJobSta
             "observed_generation": ctx.job.generation,
             "phase": phase,
             "reason": main.reason,
-            "message": inert(main.message),
+            "message": sanitized(main.message),
             "conditions": set_conditions(
                 before.conditions, conditions, ctx.job.generation, ctx.now
             ),
@@ -74,7 +74,7 @@ def events(ctx: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
         yield Emit("Warning", are.reason, are.message)
     for record in ctx.failures:
         what = f"{record.role}: pod {record.pod}: container terminated: {record.reason}"
-        yield Emit("Warning", "ContainerEnded", inert(f"{what}: {record.message}"))
+        yield Emit("Warning", "ContainerEnded", sanitized(f"{what}: {record.message}"))
 
 
 def _layout_events(ctx: ReconcileContext) -> Iterator[Emit]:

@@ -19,7 +19,7 @@ from operator_replica import Operator
 
 from ppojob_api import validation
 from ppojob_api.manifest import to_yaml
-from ppojob_operator.conditions import inert
+from ppojob_operator.conditions import sanitized
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -122,7 +122,7 @@ def test_a_wrong_job_is_refused(sent: Mapping[str, Sent], case: Case):
         # The API server takes no status from an author; what is left has nowhere to write.
         assert one.status["message"].startswith("spec.checkpoint.volume: got nothing")
         return
-    assert one.status["message"] == inert("; ".join(one.lines))
+    assert one.status["message"] == sanitized("; ".join(one.lines))
 
 
 def test_none_of_them_got_anything(cluster: Cluster, sent: Mapping[str, Sent]):

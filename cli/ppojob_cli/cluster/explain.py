@@ -12,7 +12,14 @@ from ppojob_cli.cluster.connection import ClusterConnection
 from ppojob_cli.cluster.findings import OperatorLease, Snapshot, WarningEvent, explanation
 from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_operator.conditions import event_time, from_rfc3339, has_ended, holds, inert, rfc3339
+from ppojob_operator.conditions import (
+    event_time,
+    from_rfc3339,
+    has_ended,
+    holds,
+    rfc3339,
+    sanitized,
+)
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
 from ppojob_operator.reading import read_report, unreachable_since
@@ -54,7 +61,7 @@ def explain(
         try:
             return look()
         except RefusedError as problem:
-            hidden.append(f"{what}: {inert(str(problem))}")
+            hidden.append(f"{what}: {sanitized(str(problem))}")
             return otherwise
 
     pods = allowed("pods", lambda: tuple(pods_of(connection, job)), None)
@@ -112,7 +119,7 @@ def _warnings(connection: ClusterConnection, job: Job) -> Iterator[WarningEvent]
             kind=about.get("kind", ""),
             name=about["name"],
             reason=event.get("reason", ""),
-            message=inert(event.get("message", "")),
+            message=sanitized(event.get("message", "")),
         )
 
 

@@ -19,7 +19,7 @@ from ppojob_api import contract
 from ppojob_api.problem import counted
 from ppojob_api.v1alpha1.status import FailureKind, FailureRecord, PPOJobStatus, RoleStatus
 from ppojob_api.well_known import RoleName
-from ppojob_operator.conditions import from_rfc3339, holds, inert, rfc3339
+from ppojob_operator.conditions import from_rfc3339, holds, rfc3339, sanitized
 from ppojob_operator.state import ControllerReport, Delete, Job, Observed, Pod, Termination, Time
 
 RECORDS_KEPT = 8
@@ -168,7 +168,7 @@ def _record(pod: Pod, status: PPOJobStatus, now: Time) -> FailureRecord:
         role=pod.role,
         kind=classify(pod, pod.last),
         reason=f"ExitStatus{pod.last.exit_code}" if reason in {"", "Error"} else reason,
-        message=inert(message),
+        message=sanitized(message),
         step=status.training.step if status.training else 0,
         time=rfc3339(_end_time(pod, now)),
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ppojob_api.v1alpha1.scheduling import KueueSpec
 from ppojob_operator.build import kueue
 from ppojob_operator.build.gang import GANGS, Gang
-from ppojob_operator.conditions import ObservedCondition, condition, from_rfc3339, inert
+from ppojob_operator.conditions import ObservedCondition, condition, from_rfc3339, sanitized
 from ppojob_operator.kinds import GANG_KINDS
 from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement, Time
 
@@ -131,12 +131,12 @@ def _why_not(answer: kueue.Answer, queue: str) -> ObservedCondition:
         found = answer.conditions["Evicted"]
     elif answer.holds("QuotaReserved"):
         message = "; ".join(answer.waits_for) or "quota is reserved; it is not admitted yet"
-        return ObservedCondition("Admitted", False, "AdmissionChecks", inert(message))
+        return ObservedCondition("Admitted", False, "AdmissionChecks", sanitized(message))
     elif "QuotaReserved" in answer.conditions:
         found = answer.conditions["QuotaReserved"]
     else:
         return ObservedCondition("Admitted", False, "Queued", f"waits in LocalQueue {queue}")
-    return ObservedCondition("Admitted", False, found.reason, inert(found.message))
+    return ObservedCondition("Admitted", False, found.reason, sanitized(found.message))
 
 
 def _placements(answer: kueue.Answer, facts: GangFacts) -> dict[str, Placement]:
@@ -178,4 +178,4 @@ def _last_message(group: Child, observed: Observed) -> str:
     ]
     pods = dict.fromkeys(pod.unschedulable for pod in observed.pods if pod.unschedulable)
     message = conditions[-1] if conditions else "; ".join(pods)
-    return inert(message) or "the scheduler has not seen the PodGroup yet"
+    return sanitized(message) or "the scheduler has not seen the PodGroup yet"
