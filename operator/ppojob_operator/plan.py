@@ -17,7 +17,12 @@ from ppojob_operator.conditions import (
     rfc3339,
     set_conditions,
 )
-from ppojob_operator.policies.ending import crashed_pods, deadline_in, expiry_in, lost_pods
+from ppojob_operator.policies.ending import (
+    crashed_pods,
+    deadline_in,
+    expiry_in,
+    pods_on_unreachable_nodes,
+)
 from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.report import events, status_of
@@ -39,8 +44,8 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
         return _refusal(job, accepted, now, expiry)
     ctx = ReconcileContext(job, None if problems else job.manifest, accepted, observed, now)
     image = job.status.image or settings.trainer_image
-    lost = (
-        *lost_pods(observed, settings.node_silence_seconds, now),
+    deletions = (
+        *pods_on_unreachable_nodes(observed, settings.node_silence_seconds, now),
         *crashed_pods(observed.pods, job.status, now),
     )
     waves = changes(ctx, replace(settings, trainer_image=image))
@@ -49,14 +54,14 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     refused = {one: why for one, why in observed.refused.items() if one in desired}
     status = status_of(ctx, image, refused)
     last: tuple[Action, ...] = (
-        *(deletion for deletion, left in lost if left <= 0),
+        *(deletion for deletion, left in deletions if left <= 0),
         *events(ctx, status),
     )
     return Plan(
         waves=tuple(wave for wave in (*waves, last) if wave),
         status=status if status != job.status else None,
         requeue_after=_requeue_after(
-            ctx, settings, expiry, *(left for _, left in lost if left > 0)
+            ctx, settings, expiry, *(left for _, left in deletions if left > 0)
         ),
     )
 

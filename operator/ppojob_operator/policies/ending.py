@@ -270,7 +270,7 @@ def _is_repeated(record: FailureRecord, other: FailureRecord) -> bool:
     return ends[0] == ends[1]
 
 
-def lost_pods(
+def pods_on_unreachable_nodes(
     observed: Observed, silence_seconds: float, now: Time
 ) -> Iterator[tuple[Delete, float]]:
     """Pods to delete on nodes that do not respond, each with the seconds until then.

@@ -167,7 +167,7 @@ def test_a_sidecar_speaks_for_itself_alone() -> None:
     assert (one.restarts, one.waiting_reason, one.last) == (0, "", None)
 
 
-def test_a_silent_node_wakes_the_jobs_on_it() -> None:
+def test_an_unreachable_node_wakes_the_jobs_on_it() -> None:
     def node(status: str, since: str) -> dict[str, Any]:
         ready = {"type": "Ready", "status": status, "lastTransitionTime": since}
         return {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [ready]}}

@@ -160,7 +160,7 @@ def test_a_missing_rank_is_named() -> None:
     assert "sum-reward-1" in status.message
 
 
-def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
+def test_pods_on_an_unreachable_node_are_deleted_in_time() -> None:
     pods = (*READY[:3], pod("sum-reward-1", node="n"))
     seen = observed(pods=pods, unreachable_nodes={"n": NOW})
     early, late = look(make_job(), seen, 29), look(make_job(), seen, 30)

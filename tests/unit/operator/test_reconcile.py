@@ -390,8 +390,8 @@ async def test_nor_from_giving_up_the_pods_of_a_dead_node(bench: Bench) -> None:
     await up(bench)
     with bench.edited("Pod", "sum-reward-1") as lost:
         lost["spec"]["nodeName"] = "n"
-    silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
-    node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [silent]}}
+    unreachable = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
+    node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [unreachable]}}
     bench.cache.update_node(node)
     spoil(bench)
     refuse(bench, "NetworkPolicy")

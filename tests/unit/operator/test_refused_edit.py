@@ -84,8 +84,8 @@ def test_its_deadline_counts() -> None:
 def test_losses_of_its_pods_count() -> None:
     end = state.Termination(137, "OOMKilled", "", NOW)
     crashed = pod("sum-reward-0", restarts=1, last=end, waiting_reason="CrashLoopBackOff")
-    silent = pod("sum-reward-1", node="n")
-    there = observed(pods=(*READY[:2], crashed, silent), unreachable_nodes={"n": NOW})
+    unreachable = pod("sum-reward-1", node="n")
+    there = observed(pods=(*READY[:2], crashed, unreachable), unreachable_nodes={"n": NOW})
     status = status_of(refused_job(), there)
     assert [one.pod for one in status.failures] == ["sum-reward-0"]
     deletions = deleted_pods(look(refused_job(status), there, 30))
