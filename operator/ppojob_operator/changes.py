@@ -25,8 +25,8 @@ from ppojob_operator.build.objects import (
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
 from ppojob_operator.conditions import holds, rfc3339, sanitized
 from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
-from ppojob_operator.policies.placing import NOT_OF_QUEUE
-from ppojob_operator.policies.startup import pods_ready
+from ppojob_operator.policies.admission import NOT_OF_QUEUE
+from ppojob_operator.policies.pods_ready import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import (

@@ -23,7 +23,7 @@ from ppojob_operator.policies.ending import (
     expiry_in,
     pods_on_unreachable_nodes,
 )
-from ppojob_operator.policies.startup import MISSING_SECONDS, missing_pods
+from ppojob_operator.policies.pods_ready import MISSING_SECONDS, missing_pods
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings

@@ -31,7 +31,7 @@ from ppojob_operator.errors import (
 )
 from ppojob_operator.kinds import EVENT, GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.plan import plan
-from ppojob_operator.policies.startup import (
+from ppojob_operator.policies.pods_ready import (
     LESSER_THAN_DENIED,
     MISSING_SECONDS,
     accepted_pods,

@@ -13,9 +13,9 @@ from ppojob_api.well_known import RoleName, workload_name
 from ppojob_operator.build.metadata import layout_of
 from ppojob_operator.build.pod_template import PodConfig
 from ppojob_operator.conditions import INVALID, ObservedCondition, has_ended
+from ppojob_operator.policies.admission import START_DEADLINE_EXCEEDED, Admission, admission
 from ppojob_operator.policies.ending import Ending, ending, ending_by_failures, new_records
-from ppojob_operator.policies.placing import START_DEADLINE_EXCEEDED, Admission, admission
-from ppojob_operator.policies.startup import PodNames, accepted_pods, wanted_pods
+from ppojob_operator.policies.pods_ready import PodNames, accepted_pods, wanted_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
 from ppojob_operator.state import Job, Observed, Time
 

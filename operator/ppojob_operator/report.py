@@ -15,7 +15,7 @@ from ppojob_operator.conditions import (
     set_conditions,
 )
 from ppojob_operator.policies.ending import ended, losses, new_ends, trim_records
-from ppojob_operator.policies.startup import pods_ready
+from ppojob_operator.policies.pods_ready import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.state import Emit, Refusals
 

@@ -15,8 +15,15 @@ from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import RoleName, workload_name
 from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, acceptance, condition, from_rfc3339, holds
-from ppojob_operator.policies import startup
 from ppojob_operator.policies.ending import deadline_in
+from ppojob_operator.policies.pods_ready import (
+    PodNames,
+    accepted_pods,
+    first_of,
+    obstacles,
+    pods_ready,
+    wanted_pods,
+)
 from ppojob_operator.state import ControllerReport, Job, Observed, Pod, Time
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"
@@ -242,20 +249,20 @@ def _pods(snapshot: Snapshot) -> Iterator[Finding]:
     observed = Observed(
         pods=snapshot.pods, unreachable_nodes=snapshot.unreachable_nodes, denials=denials
     )
-    claim = startup.pods_ready(roles, observed, float("inf"))
+    claim = pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return
     found = [
-        _found(reason, startup.first_of(lines), "PodsReady")
-        for reason, lines in startup.obstacles(roles, observed)
+        _found(reason, first_of(lines), "PodsReady")
+        for reason, lines in obstacles(roles, observed)
         if lines and not (is_reported and reason == "PodsMissing")
     ]
     if mounts := _mount_warnings(snapshot):
-        found.append(_found("ContainerWaiting", startup.first_of(mounts), "PodsReady"))
+        found.append(_found("ContainerWaiting", first_of(mounts), "PodsReady"))
     yield from found or ([] if is_reported else [_found("Starting", claim.message, "PodsReady")])
 
 
-def _denials(snapshot: Snapshot, roles: startup.PodNames) -> dict[RoleName, str]:
+def _denials(snapshot: Snapshot, roles: PodNames) -> dict[RoleName, str]:
     """Return why pods are not created, from the events of the StatefulSets."""
     sets = {workload_name(snapshot.job.name, role): role for role in roles}
     return {
@@ -289,7 +296,7 @@ def _memory_limits(snapshot: Snapshot) -> Iterator[Finding]:
         if pod.memory_limit and settings_of(settings, pod.role).memory is None
     ]
     if lines:
-        yield _found("MemoryLimited", startup.first_of(lines))
+        yield _found("MemoryLimited", first_of(lines))
 
 
 def _failures(snapshot: Snapshot, *, every: bool = False) -> Iterator[Finding]:
@@ -324,7 +331,7 @@ def _rendezvous(snapshot: Snapshot) -> Iterator[Finding]:
         if (report := snapshot.reports.get(pod.uid)) and report.phase not in {"ready", "done"}
     ]
     if late:
-        yield _found("RanksMissing", startup.first_of(late))
+        yield _found("RanksMissing", first_of(late))
     elif holds(snapshot.job.status, "PodsReady"):
         yield from _of_condition(snapshot, "Rendezvoused")
 
@@ -362,7 +369,7 @@ def _seconds_left(snapshot: Snapshot) -> int | None:
     return seconds_of(training.eta) if training is not None and training.eta else None
 
 
-def _roles(job: Job) -> startup.PodNames:
+def _roles(job: Job) -> PodNames:
     if job.manifest is None:
-        return startup.accepted_pods(job)
-    return startup.wanted_pods(resolve(job.manifest).topology)
+        return accepted_pods(job)
+    return wanted_pods(resolve(job.manifest).topology)

@@ -40,7 +40,7 @@ def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list
     assert isinstance(spec, KueueSpec), "validation requires it"
     priority = facts.priorities.get(spec.priority_class_name or "")
     if spec.priority_class_name is not None and priority is None:
-        # `policies.placing` reports it; a Workload without its priority would be queued last.
+        # `policies.admission` reports it; a Workload without its priority would be queued last.
         return []
     return [kueue.workload(job, spec, sets, priority)]
 

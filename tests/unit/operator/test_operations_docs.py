@@ -25,7 +25,7 @@ def reasons() -> Iterator[str]:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in TELLING:
                 words = [one for argument in node.args for one in ast.walk(argument)]
-            elif isinstance(node, ast.Yield) and source.name == "startup.py":
+            elif isinstance(node, ast.Yield) and source.name == "pods_ready.py":
                 words = list(ast.walk(node))
             else:
                 continue
