@@ -21,7 +21,7 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.checkpoint.tensors import Shard
 
@@ -44,14 +44,12 @@ PLACE = DataCursor(epoch=2, cursor=3, sha256="d")
 def progress(step: int) -> Progress:
     return Progress(
         step=step,
-        policy_version=step,
         demonstrations=PLACE,
         data=DataCursor(epoch=0, cursor=4 * step, sha256="d" * 64),
         kl_coefficient=None,
         metrics_lines=step + 1,
         tokens=100 * step,
         seconds=1.0 * step,
-        roles=(RoleState(role="actor_rollout", world_size=2, attempt=1, optimizer_steps=step),),
     )
 
 

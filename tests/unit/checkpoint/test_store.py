@@ -320,6 +320,16 @@ def test_journal_gives_back_what_was_appended(tmp_path: Path):
     assert journal.read() == [*events, events[0]]
 
 
+def test_what_earlier_versions_wrote_of_a_state_is_ignored(tmp_path: Path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    done = StepDone(time=2.0, progress=kill_server.progress(1))
+    journal.append(done)
+    role = b'{"role":"critic","world_size":1,"epoch":1,"optimizer_steps":1}'
+    old = b'"progress":{"policy_version":1,"roles":[%b],' % role
+    journal.path.write_bytes(journal.path.read_bytes().replace(b'"progress":{', old))
+    assert journal.read() == [done]
+
+
 @pytest.mark.parametrize(
     "line", [b"", b"{}", b'{"event":"unknown","time":1}', b'{"event":"exported","time":1}', b"\xff"]
 )

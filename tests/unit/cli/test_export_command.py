@@ -12,7 +12,6 @@ from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_trainer.checkpoint.identity import Identity
-from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.checkpoint.tensors import Shard
 
@@ -43,8 +42,7 @@ def checkpoint(run: Path, model: dict[str, object], **sections: dict[str, object
     pending = store.begin(4)
     path = "actorRollout/rank-00000/model.safetensors"
     entry = Shard.of(path, WEIGHTS, role="actorRollout", rank=0).write(pending)
-    state = RoleState(role="actorRollout", world_size=1, attempt=1, optimizer_steps=4)
-    store.complete(pending, progress_behind(4, state), [entry])
+    store.complete(pending, progress_behind(4), [entry])
 
 
 def refused(run: Path, output: Path, *options: str) -> str:

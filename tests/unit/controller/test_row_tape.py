@@ -97,13 +97,11 @@ def test_rows_that_a_checkpoint_holds_are_taken_from_it_until_the_job_goes_back(
     cursor = manifest.DataCursor(epoch=0, cursor=0, sha256="d")
     progress = manifest.Progress(
         step=2,
-        policy_version=2,
         data=cursor,
         kl_coefficient=None,
         metrics_lines=2,
         tokens=0,
         seconds=0.0,
-        roles=(),
     )
     files = tuple(
         FileEntry(path=path, size_bytes=0, sha256="", role="actorRollout", rank=0)

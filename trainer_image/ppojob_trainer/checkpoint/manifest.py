@@ -48,26 +48,18 @@ UNREAD: Final = DataCursor(epoch=0, cursor=0, sha256="")
 """Start of the data, before its digest is known."""
 
 
-class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A role's files in the checkpoint, and how many ranks of which attempt wrote them."""
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of the job: all scalar state at the end of a step.
 
-    role: str
-    world_size: int
-    attempt: int = msgspec.field(name="epoch")
-    optimizer_steps: int
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Progress of the job: all scalar state at the end of a step."""
+    Other fields are ignored: folders of earlier versions have some.
+    """
 
     step: int  # steps done; 0 is the untrained model
-    policy_version: int  # version of the weights that the rollout engine holds
     data: DataCursor
     kl_coefficient: float | None  # None without a KL controller; likewise `entropy_coefficient`
     metrics_lines: int  # lines of metrics.jsonl up to this step; fewer than that is a gap
     tokens: int  # prompt and response tokens of all steps so far
     seconds: float  # wall time of all steps so far, without steps that were rewound
-    roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
     # α and β of the score estimate of each drawn prompt, by the digest of its text; empty without
     # estimates. A journal event of a step has the changed ones, that of a resume has all; others

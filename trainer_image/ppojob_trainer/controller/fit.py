@@ -235,7 +235,6 @@ class Loop:
         trained = msgspec.structs.replace(
             progress,
             step=step,
-            policy_version=step,
             data=DataCursor(*self.order.place, sha256=progress.data.sha256),
             demonstrations=None if supervised is None else supervised.cursor,
             kl_coefficient=next_kl(algorithm.kl, progress, result),
@@ -245,7 +244,6 @@ class Loop:
             prompt_values=next_values(algorithm.spo, progress, result),
             metrics_lines=progress.metrics_lines + 1,
             tokens=progress.tokens + rows.total_tokens,
-            roles=tuple(updates.state_after(step) for updates in self.training.updates),
         )
         if self.sampling is not None:
             trained = self.sampling.after(trained, result.drawn)

@@ -205,11 +205,7 @@ class Recovery:
         request = Restore(folder, files, self.total_updates)
         for group in self.roles.saved:
             self.roles.broadcast(group, RESTORE, request, RequestId(0, progress.step, "restore"))
-        self.roles.broadcast(
-            self.roles.owner,
-            SYNC_WEIGHTS,
-            SyncWeights(progress.policy_version),
-            RequestId(0, progress.step, "restore/sync_weights"),
-        )
+        id_ = RequestId(0, progress.step, "restore/sync_weights")
+        self.roles.broadcast(self.roles.owner, SYNC_WEIGHTS, SyncWeights(progress.step), id_)
         self.journal.append(Resumed(progress=progress))
         self._has_state = True

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.controller.roles import RoleGroup
 
 
@@ -25,7 +24,6 @@ class Updates:
     """The optimizer steps of one model in a step."""
 
     model: str
-    role: str  # name of its state in a checkpoint
     host: RoleGroup
     timer: str  # its timer stage
     prompts_per_step: int
@@ -52,15 +50,6 @@ class Updates:
     def done_after(self, step: int) -> int:
         """Return the number of optimizer steps up to the end of a step."""
         return max(0, step - self.first_step + 1) * self.of_step
-
-    def state_after(self, step: int) -> RoleState:
-        """Return the model's entry in a checkpoint after a step."""
-        return RoleState(
-            role=self.role,
-            world_size=len(self.host.ranks),
-            attempt=self.host.attempt,
-            optimizer_steps=self.done_after(step),
-        )
 
 
 def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
@@ -118,7 +107,6 @@ def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Update
     size = algorithm.prompts_per_step
     policy = Updates(
         model="policy",
-        role="actorRollout",
         host=hosts["actorRollout"],
         timer="update_actor",
         prompts_per_step=size,
@@ -131,7 +119,6 @@ def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Update
     of_outcomes = algorithm.estimator.critic == "process_reward"
     own = Updates(
         model="critic",
-        role="critic",
         host=hosts["critic"],
         timer="update_critic",
         prompts_per_step=size,

@@ -284,12 +284,10 @@ class Wiring:
         supervised = self.training.supervised
         return Progress(
             step=0,
-            policy_version=0,
             data=DataCursor(epoch=0, cursor=0, sha256=self.train.digest),
             kl_coefficient=self.spec.algorithm.kl.first_coefficient,
             metrics_lines=0,
             tokens=0,
             seconds=0.0,
-            roles=tuple(updates.state_after(0) for updates in self.training.updates),
             demonstrations=None if supervised is None else supervised.cursor,
         )
