@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from torch import Tensor
 
 from ppojob_trainer import durable
@@ -107,7 +108,7 @@ def export_model(
     began = _read_config(model_folder)
     form = AdapterForm(model_folder, kind, layers_name(began), is_tied=HEAD not in named)
     if target is None:
-        for names in plan_files(named, dtype, max_file_bytes):
+        for names in _split(named, dtype, max_file_bytes).filename_to_tensors.values():
             held = {name: named[name] for name in names if name not in frozen}
             write_tensors(None, held, dtype=dtype, join=merge)
         if adapters:
@@ -155,20 +156,15 @@ def _replacing(target: Path) -> Iterator[Path]:
     durable.remove_tree(old, CLEAR_POINT)
 
 
-def plan_files(
+def _split(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
-) -> list[list[str]]:
+) -> StateDictSplit:
     """Split tensors into files, in order; a tensor above the limit gets a file of its own."""
-    files: list[list[str]] = [[]]
-    room = max_file_bytes
-    for name in sorted(tensors):
-        size_bytes = _stored_bytes(name, tensors[name], dtype)
-        if files[-1] and size_bytes > room:
-            files.append([])
-            room = max_file_bytes
-        files[-1].append(name)
-        room -= size_bytes
-    return files
+    stored = {
+        name: torch.empty(tensor.shape, dtype=stored_dtype(name, tensor, dtype), device="meta")
+        for name, tensor in sorted(tensors.items())
+    }
+    return split_torch_state_dict_into_shards(stored, max_shard_size=max_file_bytes)
 
 
 def _write_weights(
@@ -178,25 +174,14 @@ def _write_weights(
     max_file_bytes: int,
     join: AllGather,
 ) -> None:
-    files = plan_files(tensors, dtype, max_file_bytes)
+    split = _split(tensors, dtype, max_file_bytes)
     metadata = {"format": "pt"}  # transformers refuses a file without this metadata
-    if len(files) == 1:
-        path = folder / "model.safetensors"
-        write_tensors(path, tensors, dtype=dtype, metadata=metadata, join=join)
-        return
-    file_of: dict[str, str] = {}
-    for number, names in enumerate(files, start=1):
-        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+    for file, names in split.filename_to_tensors.items():
         part = {name: tensors[name] for name in names}
         write_tensors(folder / file, part, dtype=dtype, metadata=metadata, join=join)
-        file_of |= dict.fromkeys(names, file)
-    total = sum(_stored_bytes(*one, dtype) for one in tensors.items())
-    index = {"metadata": {"total_size": total}, "weight_map": file_of}
-    durable.write_file(folder / "model.safetensors.index.json", _json(index), FILE_POINT)
-
-
-def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
-    return tensor.numel() * stored_dtype(name, tensor, dtype).itemsize
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        durable.write_file(folder / "model.safetensors.index.json", _json(index), FILE_POINT)
 
 
 def _config(
