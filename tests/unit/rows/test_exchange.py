@@ -183,15 +183,15 @@ HERE = exchange.TransferPlan((0, 0), (0, 0))
 
 def test_rows_that_are_not_the_indexs_are_refused():
     link, batch = QueueLink(Queues(1), 0), batch_of(INDEX)
-    for other, groups in ((batch.select([0]), 1), (batch.select([1, 0]), 2), (None, 0)):
-        with pytest.raises(ValueError, match=f"experience: got {groups} groups"):
+    for other in (batch.select([0]), batch.select([1, 0]), None):
+        with pytest.raises(AssertionError, match="whole groups in order"):
             exchange.move_rows(link, INDEX, HERE, other)
 
 
 def test_a_column_that_is_absent_or_of_another_dtype_is_refused():
     link, batch = QueueLink(Queues(1), 0), batch_of(INDEX)
     batch.values, batch.returns = None, batch.returns.double()
-    with pytest.raises(ValueError, match=r"values: got nothing: .*; torch.float32"):
+    with pytest.raises(AssertionError, match="values is sent to other ranks"):
         exchange.move_rows(link, INDEX, HERE, batch, ["values"])
-    with pytest.raises(ValueError, match=r"returns: got torch.float64: "):
+    with pytest.raises(AssertionError, match=r"returns is sent .* as torch.float32"):
         exchange.move_rows(link, INDEX, HERE, batch, ["returns"])

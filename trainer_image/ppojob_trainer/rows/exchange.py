@@ -262,9 +262,8 @@ def _values(experience: Experience | None, name: str) -> Tensor:
     if experience is None:
         return torch.empty(0, dtype=dtype)
     values: Tensor | None = getattr(experience, name)
-    if values is None or values.dtype != dtype:
-        got = "nothing" if values is None else values.dtype
-        raise ValueError(f"{name}: got {got}: the column is sent to other ranks; {dtype}")
+    assert values is not None, f"{name} is sent to other ranks"
+    assert values.dtype == dtype, f"{name} is sent to other ranks as {dtype}"
     return values
 
 
@@ -273,9 +272,6 @@ def _check_rows(index: BatchIndex, positions: Sequence[int], experience: Experie
     expected = index.select(positions)
     prompts = () if experience is None else tuple(experience.prompt_lengths.tolist())
     lengths = () if experience is None else tuple(experience.lengths.tolist())
-    if (prompts, lengths) != (expected.prompt_lengths, expected.lengths):
-        raise ValueError(
-            f"experience: got {len(prompts)} groups, {sum(lengths)} response tokens: they differ "
-            f"from the index; whole groups in batch order, {expected.num_groups} of them with "
-            f"{sum(expected.lengths)} tokens"
-        )
+    assert (prompts, lengths) == (expected.prompt_lengths, expected.lengths), (
+        "whole groups in order"
+    )
