@@ -191,22 +191,13 @@ def _end_all(worker: int) -> int:
 
 
 def _children() -> list[int]:
-    path = f"/proc/self/task/{os.getpid()}/children"
-    try:
-        with open(path, encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return _children_by_parent()
-
-
-def _children_by_parent() -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as file:
-            # The command, in brackets, may contain brackets and spaces.
-            parent = int(file.read().rpartition(")")[2].split()[1])
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # The command, in brackets, may contain any bytes.
+            parent = int(file.read().rpartition(b")")[2].split()[1])
             if parent == os.getpid():
                 found.append(int(name))
     return found
