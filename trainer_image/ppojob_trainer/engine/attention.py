@@ -14,7 +14,7 @@ G = H / K (GQA), D head size; a tile has R rows of Q queries and S keys.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import isqrt
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ppojob_trainer.engine.linear_attention import ChunkPlan, plan_chunks, plan_neighbours
+from ppojob_trainer.engine.linear_attention import plan_chunks, plan_neighbours
 from ppojob_trainer.engine.long_rows import (
     Dropout,
     LongRows,
@@ -151,9 +151,11 @@ class AttentionPlans:
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
         self._made: dict[tuple[int | None, int, int, bool], AttentionPlan] = {}
-        self._chunks: dict[int, ChunkPlan] = {}
-        self._neighbours: dict[int, Tensor] = {}
         self._in_chunks: dict[int, AttentionPlans] = {}
+        # By the number of previous tokens that a convolution reads: the chunks, and the indices of
+        # these tokens for each token. Without `self` in a closure, plans are freed at once.
+        self.chunks = cache(lambda before: plan_chunks(spans, before).to(device))
+        self.neighbours = cache(lambda before: plan_neighbours(spans, before).to(device))
 
     def in_chunks(self, size: int | None) -> "AttentionPlans":
         """Return the plans of chunked attention; those of whole rows for None."""
@@ -185,18 +187,6 @@ class AttentionPlans:
             )
             self._made[kind] = made.to(self._device)
         return self._made[kind]
-
-    def chunks(self, before: int) -> ChunkPlan:
-        """Return the chunks for a convolution that reads `before` previous tokens."""
-        if before not in self._chunks:
-            self._chunks[before] = plan_chunks(self._spans, before).to(self._device)
-        return self._chunks[before]
-
-    def neighbours(self, before: int) -> Tensor:
-        """Return for each token the indices of the `before` previous tokens of its row."""
-        if before not in self._neighbours:
-            self._neighbours[before] = plan_neighbours(self._spans, before).to(self._device)
-        return self._neighbours[before]
 
     @cached_property
     def rows(self) -> VarlenRows:

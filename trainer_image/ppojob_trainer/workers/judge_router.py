@@ -23,7 +23,6 @@ _WAIT_SECONDS: Final = 0.5
 _LARGEST_REQUEST: Final = 64 * 1024**2
 _BAD_STATUS_RETRIES: Final = 3
 """Retries after a status of 500 and above, as of a server that has lost its engine."""
-_FIRST_BAD_STATUS: Final = 500
 _KEEP_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -84,7 +83,7 @@ class JudgeRouter(PageServer):
     def _generate(self, body: bytes) -> _Answer:
         try:
             request = to_completion_request(body, self._model)
-        except UnsupportedRequest as problem:
+        except ValueError as problem:
             return _Answer(str(problem).encode(), "text/plain", HTTPStatus.BAD_REQUEST)
         answer = self.forward("POST", _COMPLETIONS_PATH, request)
         if answer.status != HTTPStatus.OK:
@@ -122,7 +121,7 @@ def _forward_with_retries(
                 return _Answer(why.encode(), "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             bad, deadline = bad + 1, None
-            if answer.status < _FIRST_BAD_STATUS or bad > _BAD_STATUS_RETRIES:
+            if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR or bad > _BAD_STATUS_RETRIES:
                 return answer
         time.sleep(_WAIT_SECONDS)
 
@@ -142,15 +141,11 @@ def _forward_once(server: tuple[str, int], method: str, path: str, body: bytes) 
         connection.close()
 
 
-class UnsupportedRequest(ValueError):  # noqa: N818
-    """A request of SGLang's API that is not supported."""
-
-
 def to_completion_request(body: bytes, model: str) -> bytes:
     """Convert a request of SGLang's API for vLLM's server.
 
     Raises:
-        UnsupportedRequest: not one prompt, or unknown parameters.
+        ValueError: not one prompt, or unknown parameters.
     """
     try:
         request: Any = json.loads(body)
@@ -159,9 +154,7 @@ def to_completion_request(body: bytes, model: str) -> bytes:
         prompt = request["input_ids"] if "input_ids" in request else request["text"]
     except (ValueError, AttributeError, TypeError, KeyError) as problem:
         allowed = f"input_ids or text, and sampling_params of {', '.join(_VLLM_NAMES)}"
-        raise UnsupportedRequest(
-            f"/generate: got {problem!r}: not in this version; {allowed}"
-        ) from None
+        raise ValueError(f"/generate: got {problem!r}: not in this version; {allowed}") from None
     converted = {
         **_SGLANG_DEFAULTS,
         **parameters,
