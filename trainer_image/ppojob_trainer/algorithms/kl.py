@@ -20,10 +20,6 @@ K3_LIMIT = 10.0
 """Clamp of k3, as in verl."""
 
 
-def _k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    return logprobs - ref_logprobs
-
-
 def _k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return 0.5 * (logprobs - ref_logprobs).square()
 
@@ -31,10 +27,6 @@ def _k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def _k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     difference = (ref_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (difference.exp() - difference - 1.0).clamp(-K3_LIMIT, K3_LIMIT)
-
-
-def _abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    return (logprobs - ref_logprobs).abs()
 
 
 def _with_gradient_of_k2(value: Kl) -> Kl:
@@ -48,18 +40,16 @@ def _with_gradient_of_k2(value: Kl) -> Kl:
 
 
 KL: dict[str, Kl] = {
-    **{"k1": _k1, "k2": _k2, "k3": _k3, "abs": _abs},
-    **{
-        f"{name}+": _with_gradient_of_k2(of)
-        for name, of in (("k1", _k1), ("k3", _k3), ("abs", _abs))
-    },
+    "k1": lambda logprobs, ref_logprobs: logprobs - ref_logprobs,
+    "k2": _k2,
+    "k3": _k3,
+    "abs": lambda logprobs, ref_logprobs: (logprobs - ref_logprobs).abs(),
 }
+KL |= {f"{name}+": _with_gradient_of_k2(KL[name]) for name in ("k1", "k3", "abs")}
 """Estimators by `spec.algorithm.kl.estimator`."""
 
 
-def kl_estimate(
-    logprobs: Tensor, ref_logprobs: Tensor, estimator: str, *, mask: Tensor | None = None
-) -> Tensor:
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str, *, mask: Tensor) -> Tensor:
     """Estimate KL(π || π_ref) at each sampled token, with gradient to log π.
 
     | name | value                                      |
@@ -71,8 +61,7 @@ def kl_estimate(
 
     `k1+`, `k3+` and `abs+` have the value of k1, k3 and abs and the gradient of k2, in expectation
     that of the KL. k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. Numbers and gradients are
-    those of verl's `kl_penalty`, clamps included. Masked tokens give 0 without gradient; None for
-    no mask.
+    those of verl's `kl_penalty`, clamps included. Masked tokens give 0 without gradient.
     """
     return KL[estimator](zero_outside(logprobs, mask), zero_outside(ref_logprobs, mask))
 

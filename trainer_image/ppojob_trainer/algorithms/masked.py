@@ -16,12 +16,12 @@ WHITEN_EPSILON = 1e-8
 """Added to the variance by `whiten`, as verl does."""
 
 
-def zero_outside(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the values with zeros where `mask` is False; None for no mask.
+def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the values with zeros where `mask` is False.
 
     The gradient at a masked token is exactly zero, also if later operations give NaN there.
     """
-    return values if mask is None else torch.where(mask, values, values.new_zeros(()))
+    return torch.where(mask, values, values.new_zeros(()))
 
 
 def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:

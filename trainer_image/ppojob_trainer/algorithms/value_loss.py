@@ -15,7 +15,7 @@ def clipped_value_loss(
     returns: Tensor,
     *,
     value_clip: float,
-    mask: Tensor | None = None,
+    mask: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return half the squared error of values, clipped, and where the clip decides: (tokens,) each.
 
@@ -23,7 +23,7 @@ def clipped_value_loss(
     loss of PPO's reference implementation (github.com/openai/baselines, ppo2); PPO
     (arXiv:1707.06347), equation 9, has no clip. Numbers and gradients are those of verl's
     `compute_value_loss`; its `vf_clipfrac` is the share of clipped tokens. Masked tokens give 0
-    without gradient; None for no mask.
+    without gradient.
     """
     values, old, returns = (zero_outside(x, mask) for x in (values, old_values, returns))
     bounded = values.clamp(old - value_clip, old + value_clip)
