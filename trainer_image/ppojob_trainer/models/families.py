@@ -29,7 +29,6 @@ from ppojob_trainer.models.per_layer_sizes import count_in
 
 _FEED_FORWARD: Final[Biases] = {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
 _EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
-    "hidden_act": ("silu",),
     "mlp_only_layers": ([], None),
     "decoder_sparse_step": (1,),
 }
@@ -171,7 +170,6 @@ _DEEPSEEK3: Final = Family(
     "DeepSeek-V3, Moonlight",
     defaults={"first_k_dense_replace": 3, **_LATENT},
     supported={
-        "hidden_act": ("silu",),
         "attention_bias": (False,),
         "topk_method": (None, "noaux_tc"),
         "scoring_func": (None, "sigmoid"),
@@ -199,7 +197,6 @@ _GLM4: Final = Family(
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
     defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
-    supported={"hidden_act": ("silu",)},
     biases={"attention_bias": QUERIES},
     qk_norm="each head",
     qk_norm_key="use_qk_norm",
@@ -272,7 +269,6 @@ _GRANITE_STATES: Final = Recurrence(
 _GRANITE_MOE: Final = Family(
     "Granite 3 MoE, PowerMoE",
     defaults={"num_local_experts": 8},
-    supported={"hidden_act": ("silu",)},
     biases=ATTENTION_BIASES,
     file_names={
         ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
@@ -343,7 +339,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16_384},
         },
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "num_experts_per_tok": (1,),
             "router_jitter_noise": (0.0,),
@@ -381,7 +376,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Trinity Nano, Mini and Large",
         defaults={"head_dim": 128, "num_dense_layers": 1},
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "score_func": (None, "sigmoid"),
             "route_norm": (None, True),
@@ -436,7 +430,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_moe": Family(
         "Qwen3 MoE",
         defaults={"num_key_value_heads": 4, "decoder_sparse_step": 1},
-        supported={"hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         qk_norm="each head",
         mixture=MixtureOfExperts(interval="decoder_sparse_step"),
@@ -445,7 +438,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Laguna XS.2, M.1",
         defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 1},
         supported={
-            "hidden_act": ("silu",),
             "gating": (True, "per-head", "per-element"),
             "moe_apply_router_weight_on_input": (False,),
             "swa_attention_sink_enabled": (False, None),
@@ -472,7 +464,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mellum": Family(
         "Mellum 2",
         defaults={"head_dim": 128, "num_key_value_heads": 4},
-        supported={"hidden_act": ("silu",)},
         has_windows=True,
         has_ropes_by_layer=True,
         biases=ATTENTION_BIASES,
@@ -483,7 +474,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2_moe": Family(
         "Qwen1.5-MoE, Qwen2 MoE",
         defaults={"num_key_value_heads": 16, "decoder_sparse_step": 1},
-        supported={"hidden_act": ("silu",), "qkv_bias": (True,)},
+        supported={"qkv_bias": (True,)},
         always_biased=QUERIES,
         mixture=replace(_WITH_SHARED, interval="decoder_sparse_step"),
     ),
@@ -491,7 +482,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Mixtral",
         defaults={"num_key_value_heads": 8},
         supported={
-            "hidden_act": ("silu",),
             "sliding_window": (None,),
             "router_jitter_noise": (0.0,),
         },
@@ -503,7 +493,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmoe": Family(
         "OLMoE",
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "clip_qkv": (None,),
             "norm_topk_prob": (False,),
@@ -518,7 +507,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="DeepSeek-V2-Lite",
         defaults={**_DEEPSEEK3.defaults, "first_k_dense_replace": 0},
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mlp_bias": (False,),
             "topk_method": ("greedy",),
@@ -556,7 +544,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Mistral Small 4 (text)",
         defaults={**_LATENT, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "rope_interleave": (True,),
             "n_group": (None, 1),
@@ -611,7 +598,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Solar Open",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         supported={
-            "hidden_act": ("silu",),
             "use_qk_norm": (None, False),
             "first_k_dense_replace": (None, 0),
         },
@@ -628,7 +614,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="dots.llm1",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 0},
-        supported={"hidden_act": ("silu",), "attention_bias": (False,)},
+        supported={"attention_bias": (False,)},
         biases={},
         qk_norm_key="",
         vllm_overrides={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
@@ -636,7 +622,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "exaone_moe": Family(
         "K-EXAONE",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 1},
-        supported={"hidden_act": ("silu",), "sliding_windows": (None,)},
+        supported={"sliding_windows": (None,)},
         has_windows=True,
         qk_norm="each head",
         file_names={f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
@@ -646,7 +632,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "MiniMax-M2",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         supported={
-            "hidden_act": ("silu",),
             "router_jitter_noise": (0.0,),
             "scoring_func": (None, "sigmoid"),
             "use_routing_bias": (None, True),
@@ -668,7 +653,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "gpt-oss",
         defaults={"head_dim": 64, "num_key_value_heads": 8, "attention_bias": True},
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (True,),
             "swiglu_alpha": (1.702,),
             "swiglu_limit": (7.0,),
@@ -718,7 +702,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Phi-3.5-MoE",
         defaults={"num_key_value_heads": 8, "num_local_experts": 16},
         supported={
-            "hidden_act": ("silu",),
             "num_experts_per_tok": (2,),
             "router_jitter_noise": (0.01,),  # which vLLM computes with
             "sliding_window": (None, 131_072),  # longer than all rows
@@ -760,7 +743,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "flex_olmo": replace(
         _OLMO2,
         models="FlexOlmo",
-        supported={"hidden_act": ("silu",)},
         mixture=MixtureOfExperts(inner="intermediate_size", overridable=_TOP_K),
     ),
     "granite": _GRANITE,
@@ -800,7 +782,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **_MAMBA_SIZES,
         },
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mamba_n_groups": (1,),  # vLLM uses one norm for each
             "mamba_conv_bias": (True,),
@@ -966,7 +947,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Hy3",
         defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 1},
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mlp_bias": (False,),
             "qk_norm": (None, True),
@@ -991,7 +971,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "hunyuan_v1_moe": replace(
         _HUNYUAN,
         models="Hunyuan-A13B",
-        supported={**_HUNYUAN.supported, "hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         mixture=MixtureOfExperts(
             inner="intermediate_size",
@@ -1014,7 +993,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "tie_word_embeddings": True, "num_shared_experts": 0},
         computed={_DENSE_WIDTH: lambda config: config.get("intermediate_size")},
         supported={
-            "hidden_act": ("silu",),
             "attention_bias": (False,),
             "expert_selection_fn": ("softmax", "sigmoid"),
             "norm_topk_prob": (True,),
@@ -1052,7 +1030,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "tie_word_embeddings": True,
             **{"moe_layer_start_index": 1, "moe_layer_interval": 1},
         },
-        supported={"hidden_act": ("silu",), "use_bias": (False,)},
+        supported={"use_bias": (False,)},
         mixture=MixtureOfExperts(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
@@ -1253,7 +1231,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="GLM-4.5V, GLM-4.6V",
         defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "attention_bias": True},
-        supported={**_GLM4_MOE.supported, "use_qk_norm": (False,)},
+        supported={"use_qk_norm": (False,)},
         ropes=(None, "default"),
         qk_norm="none",
         qk_norm_key="",

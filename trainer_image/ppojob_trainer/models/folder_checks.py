@@ -250,7 +250,8 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    for key, values in family.supported.items():
+    of_experts = {"hidden_act": ("silu",)} if family.mixture else {}  # computed so here
+    for key, values in {**of_experts, **family.supported}.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
