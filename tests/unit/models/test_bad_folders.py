@@ -143,7 +143,7 @@ CASES: dict[str, Spoil] = {
     "no experts": mixture(num_local_experts=None, moe_intermediate_size="wide"),
     "more experts for a token than there are": mixture(num_experts_per_tok=7),
     "widths of experts": mixture(hidden_size=60, moe_intermediate_size=12),
-    "activation of experts": mixture(hidden_act="gelu"),
+    "activation of experts and biases": mixture(hidden_act="gelu", mlp_bias=True),
     "layers without experts in no turn": mixture(decoder_sparse_step=0),
     "windows of a mixture": mixture(
         use_sliding_window=True, sliding_window=32, max_window_layers=28

@@ -170,7 +170,6 @@ _DEEPSEEK3: Final = Family(
     "DeepSeek-V3, Moonlight",
     defaults={"first_k_dense_replace": 3, **_LATENT},
     supported={
-        "attention_bias": (False,),
         "topk_method": (None, "noaux_tc"),
         "scoring_func": (None, "sigmoid"),
         "rope_interleave": (True,),
@@ -282,7 +281,7 @@ _GRANITE_MOE: Final = Family(
 _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
     defaults={"tie_word_embeddings": True},
-    supported={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
+    supported={"hidden_act": ("silu",), "use_qk_norm": (False, None)},
     norms=("input_layernorm",),
     norm_type=("layer",),
     logit_multiplier="logit_scale",
@@ -315,8 +314,6 @@ _BAMBA: Final = Family(
     defaults={"num_key_value_heads": 8, "position_embedding_type": "rope", **_MAMBA_SIZES},
     supported={
         "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
         "mamba_conv_bias": (True,),
         "mamba_proj_bias": (False,),
         "time_step_limit": _NO_STEP_LIMITS,
@@ -339,7 +336,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16_384},
         },
         supported={
-            "attention_bias": (False,),
             "num_experts_per_tok": (1,),
             "router_jitter_noise": (0.0,),
             # Folders made before transformers 4.52 have 4, which transformers 5 does not read.
@@ -376,7 +372,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Trinity Nano, Mini and Large",
         defaults={"head_dim": 128, "num_dense_layers": 1},
         supported={
-            "attention_bias": (False,),
             "score_func": (None, "sigmoid"),
             "route_norm": (None, True),
             "n_group": (None, 1),
@@ -493,7 +488,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmoe": Family(
         "OLMoE",
         supported={
-            "attention_bias": (False,),
             "clip_qkv": (None,),
             "norm_topk_prob": (False,),
             "rms_norm_eps": (1e-5,),  # which vLLM computes with
@@ -507,8 +501,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="DeepSeek-V2-Lite",
         defaults={**_DEEPSEEK3.defaults, "first_k_dense_replace": 0},
         supported={
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
             "topk_method": ("greedy",),
             "n_group": (None, 1),
             "scoring_func": (None, "softmax"),
@@ -544,7 +536,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Mistral Small 4 (text)",
         defaults={**_LATENT, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
         supported={
-            "attention_bias": (False,),
             "rope_interleave": (True,),
             "n_group": (None, 1),
         },
@@ -568,7 +559,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _DEEPSEEK3,
         models="Youtu-LLM",
         defaults={**_LATENT, "tie_word_embeddings": True},
-        supported={"attention_bias": (False,), "rope_interleave": (True,)},
+        supported={"rope_interleave": (True,)},
         vllm_overrides={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
         overridable=RMS_NORM,
@@ -585,7 +576,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                 count_in(config, "hidden_size") // max(1, count_in(config, "num_attention_heads"))
             )
         },
-        supported={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
+        supported={"hidden_act": ("silu",)},
         ropes=(*FIXED_ROPES, "longrope"),
         caches_heads=True,
         vllm_overrides={},
@@ -614,7 +605,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="dots.llm1",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 0},
-        supported={"attention_bias": (False,)},
         biases={},
         qk_norm_key="",
         vllm_overrides={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
@@ -782,7 +772,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **_MAMBA_SIZES,
         },
         supported={
-            "attention_bias": (False,),
             "mamba_n_groups": (1,),  # vLLM uses one norm for each
             "mamba_conv_bias": (True,),
             "mamba_proj_bias": (False,),
@@ -828,8 +817,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         supported={
             "mlp_hidden_act": ("relu2",),
             "mamba_hidden_act": ("silu",),
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
             "use_bias": (False,),
             "mamba_proj_bias": (False,),
             "use_conv_bias": (True,),
@@ -947,8 +934,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Hy3",
         defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 1},
         supported={
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
             "qk_norm": (None, True),
             "route_norm": (None, True),
             "first_k_dense_replace": (None, 1),
@@ -984,7 +969,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "cohere2": replace(
         _COHERE,
         models="Command R7B, Command A",
-        supported={"hidden_act": ("silu",), "attention_bias": (False,)},
+        supported={"hidden_act": ("silu",)},
         has_windows=True,
     ),
     "cohere2_moe": replace(
@@ -993,7 +978,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "tie_word_embeddings": True, "num_shared_experts": 0},
         computed={_DENSE_WIDTH: lambda config: config.get("intermediate_size")},
         supported={
-            "attention_bias": (False,),
             "expert_selection_fn": ("softmax", "sigmoid"),
             "norm_topk_prob": (True,),
         },
@@ -1222,7 +1206,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4,
         models="GLM-OCR",
         defaults={"num_key_value_heads": 8},
-        supported={"attention_bias": (False,)},
         ropes=(None, "default"),
         biases={},
         is_multimodal=True,

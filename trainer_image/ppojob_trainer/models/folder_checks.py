@@ -250,8 +250,13 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    of_experts = {"hidden_act": ("silu",)} if family.mixture else {}  # computed so here
-    for key, values in {**of_experts, **family.supported}.items():
+    usual: dict[str, tuple[Json, ...]] = {}
+    if not family.always_biased:  # some of which have these keys, which say nothing
+        unknown = {"attention_bias", "mlp_bias"} - family.biases.keys()
+        usual = dict.fromkeys(sorted(unknown), (False, None))
+    if family.mixture:
+        usual["hidden_act"] = ("silu",)  # as experts are computed here
+    for key, values in {**usual, **family.supported}.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
