@@ -13,7 +13,6 @@ from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.memory import GIB, machine_bytes
 
-VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 
 _MANIFEST: Final = durable.point("index.manifest", *durable.FILE_ACTS)
@@ -58,21 +57,17 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of an index."""
 
-    version: int
+    version: Literal[1]
     plan: Plan
     memory_bytes: int  # memory of a search, including mapped files
     files: tuple[IndexFile, ...]
-
-
-class _Version(msgspec.Struct):
-    version: int
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
     """Write the manifest of an index, of which all files are complete; names are relative."""
     read = ((name, *durable.sha256_of(folder / name)) for name in sorted(names))
     files = tuple(IndexFile(path=name, size_bytes=size, sha256=sha) for name, size, sha in read)
-    manifest = Manifest(version=VERSION, plan=plan, memory_bytes=memory_bytes, files=files)
+    manifest = Manifest(version=1, plan=plan, memory_bytes=memory_bytes, files=files)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     durable.write_file(folder / MANIFEST, text, _MANIFEST)
     return manifest
@@ -82,23 +77,15 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a complete index, and no other file."""
     path = folder / MANIFEST
     try:
-        text = path.read_bytes()
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         raise ConfigError(
             f"{folder}: got no {MANIFEST}: it is not a complete index; the output"
             " folder of ppojob index"
         ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: got {error.strerror}: it cannot be read; a folder") from None
-    try:
-        version = msgspec.json.decode(text, type=_Version).version
-        if version == VERSION:
-            return msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = f"it is not a manifest: {printable(str(error))}"
-        raise ConfigError(f"{path}: got {len(text)} bytes: {why}; {_REBUILD}") from None
-    why = f"this program reads version {VERSION}"
-    raise ConfigError(f"{path}: got version {version}: {why}; {_REBUILD}")
+    except (OSError, ValueError) as error:
+        got = f"no manifest that can be read: {printable(str(error))}"
+        raise ConfigError(f"{path}: got {got}; {_REBUILD}") from None
 
 
 def check_memory(manifest: Manifest, folder: Path) -> None:
