@@ -249,14 +249,19 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
             yield _unsupported(f"{path}:id2label", got, why, kind.wanted)
 
 
-def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+def _supported(family: Family) -> dict[str, tuple[Json, ...]]:
+    """Return the supported values of keys; an absent key means the first."""
     usual: dict[str, tuple[Json, ...]] = {}
     if not family.always_biased:  # some of which have these keys, which say nothing
         unknown = {"attention_bias", "mlp_bias"} - family.biases.keys()
         usual = dict.fromkeys(sorted(unknown), (False, None))
     if family.mixture:
         usual["hidden_act"] = ("silu",)  # as experts are computed here
-    for key, values in {**usual, **family.supported}.items():
+    return {**usual, **family.supported}
+
+
+def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
+    for key, values in _supported(family).items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
