@@ -308,8 +308,8 @@ def test_schemas_of_tools_are_a_variable_of_the_template(make_folder: MakeFolder
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("tokenizer.json", None, "got no such file"),
-        ("tokenizer.json", b"{}", "cannot be read"),
+        ("tokenizer.json", None, "got no tokenizer: No such file"),
+        ("tokenizer.json", b"{}", "got no tokenizer"),
         ("tokenizer_config.json", b"[1", "a JSON object"),
         ("tokenizer_config.json", b"[1]", "a JSON object"),
         ("chat_template.jinja", b"\xff", "in UTF-8"),

@@ -59,17 +59,12 @@ def read_tokenizer_files(
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    if not os.path.isfile(path):
-        raise ConfigError(
-            f"{path}: got no such file: the tokenizer is read from it; a model folder with "
-            "tokenizer.json (transformers' save_pretrained writes it)"
-        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(
-            f"{path}: got a file that cannot be read: {error}; a tokenizer.json of the "
-            "tokenizers library"
+            f"{path}: got no tokenizer: {error}; a tokenizer.json of the tokenizers library "
+            "(transformers' save_pretrained writes it)"
         ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
