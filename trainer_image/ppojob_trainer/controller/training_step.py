@@ -31,7 +31,7 @@ from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread, guidance_metrics
 from ppojob_trainer.metrics.timer import StepTimer
-from ppojob_trainer.rewards.shaping import ScoreShaping
+from ppojob_trainer.rewards.shaping import ScoreShaping, overlong_penalty
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages, Forward, Update
 from ppojob_trainer.rpc.methods import ADVANTAGES, FORWARD, SYNC_WEIGHTS, UPDATE
@@ -278,9 +278,10 @@ class TrainingStep:
 
     def _penalties(self, batch: Batch) -> dict[str, float]:
         """Return metrics of the overlong penalty, under verl's names."""
-        if self.shaping.overlong is None:
+        limit, penalty = self.shaping.limit, self.shaping.overlong
+        if penalty is None:
             return {}
-        rewards = self.shaping.overlong.rewards(batch.lengths)
+        rewards = [overlong_penalty(length, limit, penalty) for length in batch.lengths]
         penalized = Spread.of([float(reward < 0) for reward in rewards])
         return Spread.of(rewards).named("reward_extra/overlong_reward") | penalized.named(
             "reward_extra/overlong"
