@@ -476,10 +476,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mixtral": Family(
         "Mixtral",
         defaults={"num_key_value_heads": 8},
-        supported={
-            "sliding_window": (None,),
-            "router_jitter_noise": (0.0,),
-        },
+        supported={"sliding_window": (None,), "router_jitter_noise": (0.0,)},
         ropes=(None, "default"),
         mixture=MixtureOfExperts(
             "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", overridable=_TOP_K
@@ -535,10 +532,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _DEEPSEEK3,
         models="Mistral Small 4 (text)",
         defaults={**_LATENT, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
-        supported={
-            "rope_interleave": (True,),
-            "n_group": (None, 1),
-        },
+        supported={"rope_interleave": (True,), "n_group": (None, 1)},
         ropes=(None, "default", "yarn"),
         caches_heads=True,
         vllm_overrides={
@@ -588,10 +582,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="Solar Open",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
-        supported={
-            "use_qk_norm": (None, False),
-            "first_k_dense_replace": (None, 0),
-        },
+        supported={"use_qk_norm": (None, False), "first_k_dense_replace": (None, 0)},
         qk_norm="none",
         qk_norm_key="",
         vllm_overrides={
@@ -977,10 +968,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Command A+",
         defaults={"head_dim": 128, "tie_word_embeddings": True, "num_shared_experts": 0},
         computed={_DENSE_WIDTH: lambda config: config.get("intermediate_size")},
-        supported={
-            "expert_selection_fn": ("softmax", "sigmoid"),
-            "norm_topk_prob": (True,),
-        },
+        supported={"expert_selection_fn": ("softmax", "sigmoid"), "norm_topk_prob": (True,)},
         has_windows=True,
         feed_forward=FeedForward(
             {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", _DENSE_WIDTH
