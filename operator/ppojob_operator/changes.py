@@ -40,12 +40,11 @@ from ppojob_operator.state import (
     Delete,
     Manifest,
     ReleaseQuota,
+    Waves,
 )
 
 _STUCK_SECONDS = 30.0
 """A pod that waits this long for its mounts may lack its Secret, which is not watched."""
-
-Waves = tuple[tuple[Action, ...], ...]
 
 
 def changes(ctx: ReconcileContext, defaults: Settings) -> Waves:

@@ -245,13 +245,15 @@ class Emit:
 
 Action = CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | Emit
 
+Waves = tuple[tuple[Action, ...], ...]
+"""Actions of a plan: those of a wave run concurrently, one wave after the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do for a job now."""
 
-    # Actions; those of a wave run concurrently, one wave after the other.
-    waves: tuple[tuple[Action, ...], ...] = ()
+    waves: Waves = ()
     status: PPOJobStatus | None = None  # the new status; None if it is unchanged
     # Seconds after which the plan may change without an event; None: never.
     requeue_after: float | None = None
