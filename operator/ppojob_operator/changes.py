@@ -25,7 +25,7 @@ from ppojob_operator.build.objects import (
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
 from ppojob_operator.conditions import holds, rfc3339, sanitized
 from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
-from ppojob_operator.policies.admission import NOT_OF_QUEUE
+from ppojob_operator.policies.admission import NOT_FROM_QUEUE
 from ppojob_operator.policies.pods_ready import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.settings import Settings
@@ -273,7 +273,7 @@ def _queue_changes(ctx: ReconcileContext) -> Iterator[Action]:
 
 def _readiness(ctx: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.QueueCondition]:
     """The condition by which Kueue evicts a job whose pods never become ready."""
-    if ctx.admission.admitted.reason in NOT_OF_QUEUE:
+    if ctx.admission.admitted.reason in NOT_FROM_QUEUE:
         return {}
     is_ready = bool(ctx.admission.admitted.holds and pods_ready(ctx.roles, ctx.observed, 0.0).holds)
     was = answer.conditions.get("PodsReady")

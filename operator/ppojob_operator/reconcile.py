@@ -32,7 +32,7 @@ from ppojob_operator.errors import (
 from ppojob_operator.kinds import EVENT, GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.plan import plan
 from ppojob_operator.policies.pods_ready import (
-    LESSER_THAN_DENIED,
+    MAY_BE_DENIED,
     MISSING_SECONDS,
     accepted_pods,
     missing_pods,
@@ -347,7 +347,7 @@ def key_pair() -> tuple[str, str]:
 def _misses_pods_since(job: Job, status: PPOJobStatus, seen: Observed) -> str | None:
     """When pods stopped being ready, RFC 3339, if the reason may be that some are not created."""
     ready = condition(status, "PodsReady")
-    if ready is None or ready.reason not in LESSER_THAN_DENIED:
+    if ready is None or ready.reason not in MAY_BE_DENIED:
         return None
     roles = accepted_pods(dataclasses.replace(job, status=status))
     return ready.last_transition_time if missing_pods(roles, seen) else None

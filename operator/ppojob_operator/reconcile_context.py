@@ -138,7 +138,7 @@ class ReconcileContext:
 def _is_terminating(role: RoleName, observed: Observed) -> bool:
     """Whether pods of a deleted StatefulSet still exist.
 
-    They have the names of the new pods. A new StatefulSet would wait for them with growing delays.
+    The pods of a new StatefulSet have the same names, so it would wait with growing delays.
     Orphaned pods are no reason to wait: a new StatefulSet adopts them.
     """
     pods = observed.pods_of(role)

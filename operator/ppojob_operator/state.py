@@ -164,7 +164,8 @@ class Observed:
     unreachable_nodes: Mapping[str, Time] = field(default_factory=dict)
     controller: ControllerReport | None = None
     refused: Refusals = field(default_factory=dict)
-    # Why pods of a role are not created, if that was asked for.
+    # Why the StatefulSet controller could not create pods of a role, by its Events, if the
+    # operator asked for these.
     denials: Mapping[RoleName, str] = field(default_factory=dict)
     gangs: GangFacts = GangFacts()
 

@@ -19,7 +19,7 @@ from ppojob_operator.kinds import GANG_KINDS
 from ppojob_operator.state import Child, GangFacts, Job, Observed, Placement, Time
 
 START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
-NOT_OF_QUEUE = frozenset({"GangUnavailable", "FlavorMissing", "ObjectRefused"})
+NOT_FROM_QUEUE = frozenset({"GangUnavailable", "FlavorMissing", "ObjectRefused"})
 """Reasons of Admitted that do not come from the queue, so that existing pods stay."""
 
 
@@ -29,7 +29,8 @@ class Admission:
 
     admitted: ObservedCondition
     may_have_pods: bool  # whether pods are created; gang schedulers need existing pods
-    # What the queue adds to the pods of each role, by its slug.
+    # What the queue adds to the pods of each role, by its slug: node selector, tolerations, labels,
+    # annotations, scheduling gates.
     placements: Mapping[str, Placement] = field(default_factory=dict)
     requeue_after: float | None = None  # seconds after which it may change without an event
 

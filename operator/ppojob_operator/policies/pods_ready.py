@@ -24,8 +24,8 @@ IMAGE_REASONS = frozenset(
 )
 MISSING_SECONDS = 15.0
 """A pod that is not created for this long is reported."""
-LESSER_THAN_DENIED = frozenset({"ContainerWaiting", "PodFailed", "PodsMissing"})
-"""Reasons that rank below `PodsDenied`, which only Events of the StatefulSet show."""
+MAY_BE_DENIED = frozenset({"ContainerWaiting", "PodFailed", "PodsMissing"})
+"""Reasons below `PodsDenied`: some pods may be denied, which only Events of the StatefulSet say."""
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
@@ -49,7 +49,7 @@ def accepted_pods(job: Job) -> PodNames:
 
 
 def pods_ready(roles: PodNames, observed: Observed, seconds: float) -> ObservedCondition:
-    """The condition PodsReady, some seconds after the start of the job.
+    """The condition PodsReady of a job that started so many seconds ago.
 
     It has the most important of the reasons; `obstacles` has their order.
     """
