@@ -38,11 +38,11 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     expiry = expiry_in(job, observed, now)
     if expiry is not None and expiry <= 0:
         return Plan(waves=((Delete(KIND, job.name, job.uid),),))
-    problems = job.problems or (cluster_problems(job.manifest, settings) if job.manifest else ())
+    problems = job.problems or (cluster_problems(job.validated, settings) if job.validated else ())
     accepted = acceptance(problems)
     if problems and condition(job.status, "Admitted") is None:
         return _refusal(job, accepted, now, expiry)
-    ctx = ReconcileContext(job, None if problems else job.manifest, accepted, observed, now)
+    ctx = ReconcileContext(job, None if problems else job.validated, accepted, observed, now)
     image = job.status.image or settings.trainer_image
     deletions = (
         *pods_on_unreachable_nodes(observed, settings.node_silence_seconds, now),

@@ -81,7 +81,7 @@ def read_job(manifest: Manifest) -> Job:
         lifecycle=_section(judged, manifest, "lifecycle", LifecycleSpec),
         recovery=_section(judged, manifest, "recovery", RecoverySpec),
         scheduling=_section(judged, manifest, "scheduling", SchedulingSpec),
-        manifest=judged if isinstance(judged, PPOJob) else None,
+        validated=judged if isinstance(judged, PPOJob) else None,
         problems=() if isinstance(judged, PPOJob) else judged,
         status=_read(manifest.get("status") or {}, PPOJobStatus),
     )

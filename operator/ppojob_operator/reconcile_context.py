@@ -25,7 +25,7 @@ class ReconcileContext:
     """State of a job that was accepted once, at one moment."""
 
     job: Job
-    manifest: PPOJob | None  # None if it is invalid now
+    validated: PPOJob | None  # None if it is invalid now
     accepted: ObservedCondition
     observed: Observed
     now: Time
@@ -37,7 +37,7 @@ class ReconcileContext:
         None if the spec is invalid: existing objects are kept, or deleted when the job ends, but
         none are created.
         """
-        return pod_config(self.job, self.manifest) if self.manifest is not None else None
+        return pod_config(self.job, self.validated) if self.validated is not None else None
 
     @cached_property
     def roles(self) -> PodNames:
@@ -156,32 +156,32 @@ def _is_saving(observed: Observed) -> bool:
     )
 
 
-def pod_config(job: Job, manifest: PPOJob) -> PodConfig:
+def pod_config(job: Job, validated: PPOJob) -> PodConfig:
     """The configuration of the pods, without the sections `lifecycle`, `pods` and `scheduling`.
 
     So suspending a job or changing its node selector does not change what its pods mount.
     """
-    return _pod_config(_ByIdentity(manifest), job.uid)
+    return _pod_config(_ByIdentity(validated), job.uid)
 
 
 class _ByIdentity:
-    """Cache key of a manifest: comparing contents would cost as much as the cache saves."""
+    """Cache key of a job: comparing contents would cost as much as the cache saves."""
 
-    def __init__(self, manifest: PPOJob) -> None:
-        self.manifest = manifest
+    def __init__(self, validated: PPOJob) -> None:
+        self.validated = validated
 
     def __hash__(self) -> int:
-        return id(self.manifest)
+        return id(self.validated)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.manifest is self.manifest
+        return isinstance(other, _ByIdentity) and other.validated is self.validated
 
 
 @functools.lru_cache(maxsize=JOBS_REMEMBERED)
 def _pod_config(given: _ByIdentity, uid: str) -> PodConfig:
-    config = resolve(given.manifest)
+    config = resolve(given.validated)
     spec = config.spec.model_copy(
         update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}
     )
     run = config.model_copy(update={"spec": spec, "uid": uid})
-    return PodConfig.of(run, layout_json(given.manifest.spec), config.spec.pods)
+    return PodConfig.of(run, layout_json(given.validated.spec), config.spec.pods)

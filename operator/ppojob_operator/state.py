@@ -41,8 +41,8 @@ class Job:
     lifecycle: LifecycleSpec
     recovery: RecoverySpec
     scheduling: SchedulingSpec
-    # The validated job; None if it is invalid, for the reasons in `problems`.
-    manifest: PPOJob | None
+    # None if it is invalid, for the reasons in `problems`.
+    validated: PPOJob | None
     problems: tuple[Problem, ...]
     status: PPOJobStatus
 

@@ -139,7 +139,7 @@ def test_the_cluster_has_the_jobs_of_the_plans(
     found = {one["metadata"]["name"]: read_job(one) for one in cluster.get("ppojobs")["items"]}
     assert found.keys() == plans.keys()
     for name, plan in plans.items():
-        manifest = found[name].manifest
+        manifest = found[name].validated
         assert manifest is not None, found[name].problems
         planned = RunConfig.from_json(plan)
         own = resolve(manifest).model_copy(

@@ -147,8 +147,8 @@ def tools(cluster: Cluster, release: str, tmp_path_factory) -> Callable[..., str
     """A job's objects, which the operator's account has made; calls kubectl as its tools pods."""
     cluster.apply(cluster_jobs.job(JOB, agent=AGENT))
     job = read_job(cluster.get("ppojob", JOB))
-    assert job.manifest is not None
-    config = pod_config(job, job.manifest)
+    assert job.validated is not None
+    config = pod_config(job, job.validated)
     of_operator = f"--as=system:serviceaccount:{cluster.namespace}:ppojob-operator"
     create = ("create", "--filename=-", of_operator)
     cluster.kubectl(*create, stdin=listed(base_objects(job, config)))

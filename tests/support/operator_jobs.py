@@ -64,7 +64,7 @@ def children_of(job: Job) -> dict[tuple[ChildKind, str], Child]:
 
 
 def config_digest(job: Job) -> str:
-    return pod_config(job, job.manifest).digest
+    return pod_config(job, job.validated).digest
 
 
 CONFIG_DIGEST = config_digest(make_job())

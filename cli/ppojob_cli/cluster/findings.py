@@ -287,9 +287,9 @@ def _mount_warnings(snapshot: Snapshot) -> list[str]:
 
 def _memory_limits(snapshot: Snapshot) -> Iterator[Finding]:
     """Yield memory limits that the job does not set: most often those of a LimitRange."""
-    if snapshot.job.manifest is None:
+    if snapshot.job.validated is None:
         return
-    settings = snapshot.job.manifest.spec.pods
+    settings = snapshot.job.validated.spec.pods
     lines = [
         f"{pod.role}: pod {pod.name}: memory limit {pod.memory_limit}, which the job does not set"
         for pod in snapshot.pods or ()
@@ -370,6 +370,6 @@ def _seconds_left(snapshot: Snapshot) -> int | None:
 
 
 def _roles(job: Job) -> PodNames:
-    if job.manifest is None:
+    if job.validated is None:
         return accepted_pods(job)
-    return wanted_pods(resolve(job.manifest).topology)
+    return wanted_pods(resolve(job.validated).topology)

@@ -130,9 +130,9 @@ def _open_log(connection: ClusterConnection, namespace: str, pod: str, **query: 
 
 def _width(job: Job) -> int:
     """Return the length of the longest pod name, including pods to come, to align lines."""
-    if job.manifest is None:
+    if job.validated is None:
         return 0
-    roles = resolve(job.manifest).topology.with_own_pods
+    roles = resolve(job.validated).topology.with_own_pods
     return max(len(pod.name) for role in roles for pod in role.pods)
 
 

@@ -199,7 +199,7 @@ def test_nothing_is_made_beside_what_is_left_of_another_layout(left: str) -> Non
 def test_what_places_pods_stays_as_it_is_while_they_are_there(scheduling: dict[str, Any]) -> None:
     """What Kubernetes places gangs by never changes: it would be refused, and hold the job up."""
     before, moved = make_job(scheduling=scheduling), make_job(scheduling=scheduling, roles=OTHER)
-    kinds = GANGS[before.manifest.spec.scheduling.type].kinds
+    kinds = GANGS[before.validated.spec.scheduling.type].kinds
     gang: list[Child] = []
     for kind in kinds:
         (one,) = made(look(before, seen(*gang)), kind.partition(".")[0])

@@ -76,7 +76,7 @@ def test_what_a_server_keeps_in_metadata_is_no_mistake() -> None:
 
 def test_a_job_without_a_volume_is_refused() -> None:
     job = make_job(checkpoint={})
-    (problem,) = cluster_problems(job.manifest, SETTINGS)
+    (problem,) = cluster_problems(job.validated, SETTINGS)
     assert (problem.reason_code, problem.where) == (ReasonCode.REQUIRED, "spec.checkpoint.volume")
     assert status_of(job).message == str(problem)
 
@@ -84,7 +84,7 @@ def test_a_job_without_a_volume_is_refused() -> None:
 def test_containers_of_rows_are_refused_where_the_operator_may_not_grant_them() -> None:
     agent = {"tools": [{"name": "bash"}], "containers": {"image": "a"}}
     job, settings = make_job(agent=agent), dataclasses.replace(SETTINGS, row_containers_role="")
-    assert cluster_problems(job.manifest, SETTINGS) == ()
+    assert cluster_problems(job.validated, SETTINGS) == ()
     status = status_after(plan(job, state.Observed(), settings, NOW))
     assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
     assert status.message == (

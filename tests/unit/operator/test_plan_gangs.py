@@ -41,7 +41,7 @@ from ppojob_operator.state import Child, Delete, Job, Observed, Plan, PodSet
 def gang_of(job: Job) -> list[Child]:
     """The objects that a job is placed by, each made when the one before it is there."""
     there: list[Child] = []
-    for kind in GANGS[job.manifest.spec.scheduling.type].kinds:
+    for kind in GANGS[job.validated.spec.scheduling.type].kinds:
         planned = look(job, seen(*there))
         (one,) = made(planned, kind.partition(".")[0])
         there.append(child(one, kind))

@@ -136,6 +136,6 @@ def test_another_number_of_pods_is_the_older_operators_business(replicas, reward
 def test_pods_of_before_are_told_of_no_field_that_a_job_does_not_set() -> None:
     """Edited, it has the image that its pods began with, which refuses fields that came later."""
     edited = make_job(steps={"total": 9})
-    config = pod_config(edited, edited.manifest)
+    config = pod_config(edited, edited.validated)
     assert RunConfig.from_json(config.text) == config.run
     assert json.loads(config.text)["spec"].keys().isdisjoint({"training", "optimizer", "sandbox"})

@@ -40,7 +40,7 @@ EVERY_SET = ["sum-controller", "sum-actor-rollout", "sum-reward"]
 
 def refused_job(status: PPOJobStatus = RUNNING, **changes: Any) -> state.Job:
     job = make_job(status, **REFUSED, **changes)
-    assert job.manifest is None
+    assert job.validated is None
     return job
 
 

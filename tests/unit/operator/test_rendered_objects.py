@@ -19,8 +19,8 @@ DEFAULTS = Settings(trainer_image="trainer:1")
 
 
 def rendered(job: Job) -> list[dict[str, Any]]:
-    assert job.manifest is not None, job.problems
-    config = pod_config(job, job.manifest)
+    assert job.validated is not None, job.problems
+    config = pod_config(job, job.validated)
     keys = [dict(one) for one in key_templates(job, config).values()]
     roles = config.run.topology.with_own_pods
     sets = stateful_sets(job, config, roles, DEFAULTS, {})
@@ -40,7 +40,7 @@ def template_with(
     settings: dict[str, Any], defaults: Settings = DEFAULTS, **sections: Any
 ) -> dict[str, Any]:
     job = make_job(pods=[settings], **sections)
-    config = pod_config(job, job.manifest)
+    config = pod_config(job, job.validated)
     return pod_template(job, config, config.run.topology.role("actorRollout"), defaults)
 
 
@@ -178,7 +178,7 @@ def test_the_credentials_of_the_operator_are_for_its_own_image() -> None:
 
     def secrets(settings: dict[str, Any]) -> Any:
         job = make_job(pods=[settings])
-        config = pod_config(job, job.manifest)
+        config = pod_config(job, job.validated)
         role = config.run.topology.role("controller")
         return pod_template(job, config, role, defaults)["spec"].get("imagePullSecrets")
 
