@@ -27,7 +27,7 @@ from ppojob_operator.policies.pods_ready import MISSING_SECONDS, missing_pods
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.report import events, status_of
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Action, Delete, Emit, Job, Observed, Plan, Time
+from ppojob_operator.state import Action, Delete, Job, Observed, Plan, RecordEvent, Time
 
 
 def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
@@ -123,4 +123,4 @@ def _refusal(job: Job, accepted: ObservedCondition, now: Time, expiry: float | N
     status = job.status.model_copy(update=update)
     if status == job.status:
         return Plan(requeue_after=expiry)
-    return Plan(waves=((Emit("Warning", reason, message),),), status=status)
+    return Plan(waves=((RecordEvent("Warning", reason, message),),), status=status)

@@ -46,11 +46,11 @@ from ppojob_operator.state import (
     Create,
     CreateKeys,
     Delete,
-    Emit,
     Job,
     Manifest,
     Observed,
     Plan,
+    RecordEvent,
     ReleaseQuota,
     Time,
 )
@@ -241,8 +241,8 @@ class Reconciler:
             case CreateKeys(templates):
                 await self._create_keys(job, dict(templates))
                 self._cache.clear_refusal(job.key, action.manifest)
-            case Emit():
-                await self._emit(job, action, now)
+            case RecordEvent():
+                await self._record_event(job, action, now)
 
     async def _release_quota(self, job: Job, name: str, uid: str, now: Time) -> None:
         """Remove the admission from a Workload: Kueue owns the field, so replace the status."""
@@ -306,7 +306,7 @@ class Reconciler:
             *(self._create(job, secret(one, role, pairs)) for role, one in templates.items())
         )
 
-    async def _emit(self, job: Job, event: Emit, now: Time) -> None:
+    async def _record_event(self, job: Job, event: RecordEvent, now: Time) -> None:
         identity = f"{job.uid}/{job.resource_version}/{event.reason}/{event.message}"
         name = f"{job.name}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         time = rfc3339(now)

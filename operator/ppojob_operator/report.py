@@ -17,7 +17,7 @@ from ppojob_operator.conditions import (
 from ppojob_operator.policies.ending import ended, losses, new_ends, trim_records
 from ppojob_operator.policies.pods_ready import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
-from ppojob_operator.state import Emit, Refusals
+from ppojob_operator.state import RecordEvent, Refusals
 
 _EVENTS_WHEN_TRUE: dict[ConditionType, str] = {
     "PodsReady": "all pods are ready",
@@ -54,30 +54,30 @@ def status_of(ctx: ReconcileContext, image: str, refused: Refusals) -> PPOJobSta
     )
 
 
-def events(ctx: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
+def events(ctx: ReconcileContext, after: PPOJobStatus) -> Iterator[RecordEvent]:
     """Events for changes of conditions and for container failures."""
     before = ctx.job.status
     was, now = condition(before, "Accepted"), ctx.accepted
     if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
-        yield Emit("Warning", now.reason, now.message)
+        yield RecordEvent("Warning", now.reason, now.message)
     for name, words in _EVENTS_WHEN_TRUE.items():
         if holds(after, name) and not holds(before, name):
-            yield Emit("Normal", name, words)
+            yield RecordEvent("Normal", name, words)
     if holds(after, "Complete") and not holds(before, "Complete"):
-        yield Emit("Normal", after.reason, after.message)
+        yield RecordEvent("Normal", after.reason, after.message)
     if holds(after, "Failed") and not holds(before, "Failed"):
-        yield Emit("Warning", after.reason, after.message)
+        yield RecordEvent("Warning", after.reason, after.message)
     yield from _layout_events(ctx)
     yield from _admission_events(ctx)
     were, are = condition(before, "PodsReady"), condition(after, "PodsReady")
     if are and are.status == "False" and are.reason not in {were and were.reason, *_WITHOUT_EVENT}:
-        yield Emit("Warning", are.reason, are.message)
+        yield RecordEvent("Warning", are.reason, are.message)
     for record in ctx.failures:
         what = f"{record.role}: pod {record.pod}: container terminated: {record.reason}"
-        yield Emit("Warning", "ContainerEnded", sanitized(f"{what}: {record.message}"))
+        yield RecordEvent("Warning", "ContainerEnded", sanitized(f"{what}: {record.message}"))
 
 
-def _layout_events(ctx: ReconcileContext) -> Iterator[Emit]:
+def _layout_events(ctx: ReconcileContext) -> Iterator[RecordEvent]:
     """The roles have other numbers of pods than in the status."""
     were = {role.name: role.replicas for role in ctx.job.status.roles}
     are = {role: len(names) for role, names in ctx.roles.items()}
@@ -85,16 +85,16 @@ def _layout_events(ctx: ReconcileContext) -> Iterator[Emit]:
         new, old = (
             ", ".join(f"{role} {number}" for role, number in pods.items()) for pods in (are, were)
         )
-        yield Emit("Normal", "LayoutChanged", f"new pods: {new}; previous pods: {old}")
+        yield RecordEvent("Normal", "LayoutChanged", f"new pods: {new}; previous pods: {old}")
 
 
-def _admission_events(ctx: ReconcileContext) -> Iterator[Emit]:
+def _admission_events(ctx: ReconcileContext) -> Iterator[RecordEvent]:
     """Once per reason: the messages of a queue change often."""
     was, now = condition(ctx.job.status, "Admitted"), ctx.admission.admitted
     if not now.holds and (was is None or was.reason != now.reason):
-        yield Emit("Warning", now.reason, now.message)
+        yield RecordEvent("Warning", now.reason, now.message)
     if now.holds and was is not None and was.status == "False":
-        yield Emit("Normal", now.reason, now.message)
+        yield RecordEvent("Normal", now.reason, now.message)
 
 
 def _conditions(ctx: ReconcileContext, refused: Refusals) -> tuple[ObservedCondition, ...]:

@@ -236,7 +236,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class RecordEvent:
     """Create a Kubernetes Event about the job."""
 
     type: Literal["Normal", "Warning"]
@@ -244,7 +244,7 @@ class Emit:
     message: str
 
 
-Action = CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | Emit
+Action = CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | RecordEvent
 
 Waves = tuple[tuple[Action, ...], ...]
 """Actions of a plan: those of a wave run concurrently, one wave after the other."""

@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.status import Condition, PPOJobStatus
 from ppojob_api.well_known import RoleName, workload_name
 from ppojob_operator.conditions import ConditionType, condition
 from ppojob_operator.plan import plan
-from ppojob_operator.state import Create, Delete, Emit, Job, Manifest, Observed, Plan, Pod
+from ppojob_operator.state import Create, Delete, Job, Manifest, Observed, Plan, Pod, RecordEvent
 
 _ROLES: dict[str, RoleName] = {
     "sum-actor-rollout-0": "actorRollout",
@@ -93,4 +93,4 @@ def deleted_pods(planned: Plan) -> list[Delete]:
 
 
 def told(planned: Plan) -> list[str]:
-    return [one.reason for one in actions(planned, Emit)]
+    return [one.reason for one in actions(planned, RecordEvent)]

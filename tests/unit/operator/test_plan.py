@@ -61,7 +61,7 @@ def test_pods_that_come_one_by_one_cost_no_write() -> None:
 def test_a_wrong_job_gets_no_pods_and_the_lines_of_validate() -> None:
     job = make_job(algorithm={"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 1})
     status = status_of(job)
-    assert kinds(look(job)) == ["Emit"]
+    assert kinds(look(job)) == ["RecordEvent"]
     assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
     assert [one.where for one in job.problems] == ["spec.algorithm.samplesPerPrompt"]
     assert status.message == str(job.problems[0])

@@ -90,7 +90,7 @@ def test_a_time_that_is_wrong_itself_is_never_over(seconds: Any) -> None:
 def test_a_running_job_that_was_edited_wrongly_stays() -> None:
     wrong = {"steps": {}, "lifecycle": {"ttlSecondsAfterFinished": 0}}
     planned = look(make_job(status_of(make_job()), **wrong), observed(pods=all_pods()))
-    assert (kinds(planned), planned.requeue_after) == (["Emit"], None)
+    assert (kinds(planned), planned.requeue_after) == (["RecordEvent"], None)
 
 
 IN_BACK_OFF = "CrashLoopBackOff"

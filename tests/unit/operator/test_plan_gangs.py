@@ -175,7 +175,7 @@ def scheduling(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_what_is_not_served_is_said_and_nothing_is_made(scheduling: dict[str, Any]) -> None:
     job = make_job(scheduling=scheduling)
     planned = look(job, Observed())
-    assert kinds(planned) == ["Emit"]
+    assert kinds(planned) == ["RecordEvent"]
     status, reason, message = admission_of(planned, job)
     assert (status, reason) == ("False", "GangUnavailable")
     assert f"spec.scheduling.type: {scheduling['type']}" in message

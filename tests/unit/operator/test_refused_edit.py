@@ -52,7 +52,7 @@ def without(kind: state.ChildKind, name: str) -> state.Observed:
 def test_it_is_told_once_and_nothing_else_changes() -> None:
     planned = look(refused_job(), UP)
     status = status_after(planned)
-    assert (kinds(planned), told(planned)) == (["Emit"], ["InvalidSpec"])
+    assert (kinds(planned), told(planned)) == (["RecordEvent"], ["InvalidSpec"])
     accepted = claim(status, "Accepted")
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     assert "spec.steps.epochs: " in accepted.message
@@ -96,7 +96,7 @@ def test_losses_of_its_pods_count() -> None:
 
 def test_what_is_missing_is_not_made() -> None:
     planned = look(refused_job(), without("Service", "sum-reward"))
-    assert kinds(planned) == ["Emit"]
+    assert kinds(planned) == ["RecordEvent"]
 
 
 def test_a_job_that_lacks_what_makes_its_pods_checkpoints_and_stops() -> None:
@@ -119,7 +119,7 @@ def test_a_job_that_lacks_what_makes_its_pods_checkpoints_and_stops() -> None:
 @pytest.mark.parametrize("wrong", [{"suspend": "yes"}, "none", None, [], 1], ids=str)
 def test_a_lifecycle_that_is_wrong_itself_asks_for_nothing(wrong: Any) -> None:
     planned = look(refused_job(lifecycle=wrong), UP)
-    assert kinds(planned) == ["Emit"]
+    assert kinds(planned) == ["RecordEvent"]
 
 
 def test_a_newer_lifecycle_is_read_as_far_as_it_is_known() -> None:
@@ -155,7 +155,7 @@ def test_one_that_is_newer_than_the_operator_keeps_its_place() -> None:
     job = queued_job()
     waiting = status_of(job, seen(answered(job)))
     planned = look(queued_job(waiting, ofLaterVersions=1), seen(answered(job)))
-    assert kinds(planned) == ["Emit", "Emit"]
+    assert kinds(planned) == ["RecordEvent", "RecordEvent"]
     assert admission_of(planned, job)[:2] == ("False", "NewerSpec")
 
 
@@ -222,7 +222,7 @@ def accepted(status: PPOJobStatus) -> tuple[str, str]:
 def test_a_new_job_waits_for_an_operator_that_knows_its_fields() -> None:
     planned = look(newer_job())
     status = status_after(planned)
-    assert kinds(planned) == ["Emit"]
+    assert kinds(planned) == ["RecordEvent"]
     assert (status.phase, status.reason, status.finish_time) == ("Pending", "NewerSpec", None)
     assert accepted(status) == ("Unknown", "NewerSpec")
     assert status.message == claim(status, "Accepted").message
@@ -249,7 +249,7 @@ def test_a_running_job_goes_on_as_it_was_accepted() -> None:
     running = status_of(make_job(), UP)
     planned = look(newer_job(running), UP)
     status = status_after(planned)
-    assert kinds(planned) == ["Emit"]
+    assert kinds(planned) == ["RecordEvent"]
     assert (status.phase, status.start_time) == (running.phase, running.start_time)
     assert accepted(status) == ("Unknown", "NewerSpec")
 
