@@ -156,10 +156,10 @@ def tools(cluster: Cluster, release: str, tmp_path_factory) -> Callable[..., str
     # The API server accepts it once its authorizer knows the ClusterRole.
     eventually(lambda: "created" in cluster.outcome(*create, stdin=json.dumps(binding)))
     folder = tmp_path_factory.mktemp("tools")
-    way_in = operator_rights.kubeconfig(cluster, folder, row_account_name(JOB))
+    kubeconfig = operator_rights.kubeconfig(cluster, folder, row_account_name(JOB))
 
     return lambda *arguments, stdin="": cluster.outcome(
-        f"--kubeconfig={way_in}", *arguments, stdin=stdin
+        f"--kubeconfig={kubeconfig}", *arguments, stdin=stdin
     )
 
 

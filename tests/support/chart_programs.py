@@ -34,9 +34,9 @@ def helm_on(
 ) -> None:
     """Have helm act on a cluster, for a release in the test's namespace."""
     charts = () if command == "uninstall" else (str(chart),)
-    way_in = (f"--kubeconfig={cluster.folder}/kubeconfig", f"--namespace={cluster.namespace}")
+    flags = (f"--kubeconfig={cluster.folder}/kubeconfig", f"--namespace={cluster.namespace}")
     where = "make cluster-up builds it"
-    done = _call("helm", where, command, release, *charts, *way_in, *arguments)
+    done = _call("helm", where, command, release, *charts, *flags, *arguments)
     if done.returncode:
         pytest.fail(f"helm {command} {' '.join(arguments)}: {done.stderr}")
 

@@ -69,12 +69,12 @@ class Cluster:
         return self.kubectl("exec", pod, "--", *argv)
 
     def _call(self, arguments: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
-        way_in = [f"--kubeconfig={self.folder}/kubeconfig", f"--cache-dir={self.folder}/kubectl"]
+        flags = [f"--kubeconfig={self.folder}/kubeconfig", f"--cache-dir={self.folder}/kubectl"]
         # On kind there is no kubectl of ours.
         program = shutil.which("kubectl", path=f"{self.folder}/bin:{os.environ['PATH']}")
         assert program is not None, "no kubectl on PATH"
         return subprocess.run(
-            [program, *way_in, f"--namespace={self.namespace}", *arguments],
+            [program, *flags, f"--namespace={self.namespace}", *arguments],
             input=stdin,
             env=own_environment(),
             capture_output=True,

@@ -24,8 +24,8 @@ def operator_of(cluster: Cluster, folder: Path, *gangs: str) -> Iterator[Operato
     cluster.apply(volume, wanted)
     rights = operator_rights.granting(cluster, *(f"gangs.{name}=true" for name in gangs))
     cluster.apply(*rights)
-    way_in = operator_rights.kubeconfig(cluster, folder)
-    one = Operator(cluster, folder, "gangs", kubeconfig=way_in, GANGS=",".join(gangs))
+    kubeconfig = operator_rights.kubeconfig(cluster, folder)
+    one = Operator(cluster, folder, "gangs", kubeconfig=kubeconfig, GANGS=",".join(gangs))
     yield one
     one.end()
     for each in (*rights, volume):

@@ -61,9 +61,9 @@ class Controller:
 
     def run(self, program: str, account: str, namespace: str, *arguments: str) -> None:
         """Start a program; its log is in the folder of the test."""
-        way_in = operator_rights.kubeconfig(self.cluster, self.folder, account, namespace)
+        kubeconfig = operator_rights.kubeconfig(self.cluster, self.folder, account, namespace)
         with (self.folder / f"{program}.log").open("ab") as log:
-            command = [str(self.programs / program), f"--kubeconfig={way_in}", *arguments]
+            command = [str(self.programs / program), f"--kubeconfig={kubeconfig}", *arguments]
             own = own_environment()
             self.running.append(
                 subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
@@ -191,8 +191,8 @@ class Coscheduling(Controller):
         shipped = _YAML.load(self.settings("scheduler-config")["scheduler-config.yaml"])
         (profile,) = shipped["profiles"]
         profile["plugins"]["multiPoint"]["enabled"] = [{"name": "Coscheduling"}]
-        way_in = folder / f"{self._ACCOUNT}.kubeconfig"
-        shipped["clientConnection"] = {"kubeconfig": str(way_in)}
+        kubeconfig = folder / f"{self._ACCOUNT}.kubeconfig"
+        shipped["clientConnection"] = {"kubeconfig": str(kubeconfig)}
         file = folder / "scheduler-config.yaml"
         _YAML.dump(shipped, file)
         given = (f"--config={file}", "--secure-port=0", "-v=3")

@@ -65,7 +65,7 @@ def _begin(places: Places, wanted: plan.Plan, *, containers: bool) -> None:
         _kubectl(places, "apply", "--server-side", f"--filename={start}")
         _until(places, lambda: _is_ready(places, wanted))
     # Its being there says that the node came up.
-    places.kubeconfig.symlink_to(_way_in(places))
+    places.kubeconfig.symlink_to(_kubeconfig(places))
 
 
 def _write(places: Places, wanted: plan.Plan) -> None:
@@ -76,7 +76,7 @@ def _write(places: Places, wanted: plan.Plan) -> None:
     pki = places.node / "pki"
     credentials.write(pki, plan.API, plan.NODE_ADDRESS, plan.SERVICE_ADDRESS)
     from_outside = f"https://{plan.NODE_ADDRESS}:6443"
-    _way_in(places).write_text(credentials.kubeconfig(pki, "admin", from_outside))
+    _kubeconfig(places).write_text(credentials.kubeconfig(pki, "admin", from_outside))
     for path, text in wanted.files.items():
         Path(path).parent.mkdir(exist_ok=True)
         Path(path).write_text(text)
@@ -176,11 +176,11 @@ def _until(places: Places, holds: Callable[[], bool], seconds: float = PATIENCE_
 def _kubectl(places: Places, *arguments: str) -> str:
     """Call kubectl as the administrator, whatever the caller's own configuration or proxy is."""
     environment = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
-    way_in = (f"--kubeconfig={_way_in(places)}", f"--cache-dir={places.kubectl}")
-    return call(places.bin / "kubectl", *way_in, *arguments, env=environment)
+    flags = (f"--kubeconfig={_kubeconfig(places)}", f"--cache-dir={places.kubectl}")
+    return call(places.bin / "kubectl", *flags, *arguments, env=environment)
 
 
-def _way_in(places: Places) -> Path:
+def _kubeconfig(places: Places) -> Path:
     return places.node / "pki" / "outside.conf"
 
 
