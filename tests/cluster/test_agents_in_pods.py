@@ -11,7 +11,7 @@ import run_folders
 import tiny_jobs
 import training_jobs
 from cluster_access import Cluster
-from pod_blows import of_job, strike
+from pod_faults import inject_fault, of_job
 from training_jobs import MOUNT, Volume
 
 from ppojob_api.well_known import LABEL_ROW_OF
@@ -65,7 +65,7 @@ def test_a_lost_pod_costs_no_step(kind: str, cluster: Cluster, release: str, age
     role = ROLE_OF[kind]
     hit = f"{kind}-{role}-0"
     for how in BLOWS:
-        before = strike(cluster, how, kind, role)
+        before = inject_fault(cluster, how, kind, role)
         agent_volume.wait_for_step(kind, agent_volume.steps_done(kind) + 2)
         after = of_job(cluster, kind)
         assert after.pop(hit) != before.pop(hit)

@@ -12,9 +12,9 @@ from cluster_jobs import job, says
 from fault_proxy import FaultProxy
 from operator_lives import (
     PATIENCE_SECONDS,
-    Kubelet,
-    doors_that_do_not_open,
+    Restarter,
     gone,
+    mismatched_keys,
     objects,
     undisturbed,
     wait,
@@ -66,7 +66,7 @@ def patch(name: str, spec: dict[str, Any]) -> tuple[str, ...]:
 
 def in_the_end(cluster: Cluster) -> dict[str, Any]:
     """The objects of the job, whatever its generation, once they are at rest; the job goes."""
-    wrong, found = doors_that_do_not_open(cluster), at_rest(cluster)
+    wrong, found = mismatched_keys(cluster), at_rest(cluster)
     gone(cluster)
     assert not wrong
     return found
@@ -122,19 +122,19 @@ def relaid(cluster: Cluster) -> None:
 def test_an_operator_that_lives_for_two_writes_brings_a_job_to_another_layout(
     cluster: Cluster, proxy: FaultProxy, made_so: dict[str, Any], tmp_path: Path
 ) -> None:
-    with Kubelet(cluster, proxy, tmp_path, strike=(2, True)) as kubelet:
+    with Restarter(cluster, proxy, tmp_path, kill_at=(2, True)) as restarter:
         relaid(cluster)
         eventually(lambda: at_rest(cluster) == made_so, PATIENCE_SECONDS)
         told = cluster.kubectl("get", "events", "--field-selector=reason=LayoutChanged")
         assert "new pods: controller 1, actorRollout 2, rollout 3, reward 1" in told
         assert in_the_end(cluster) == made_so
-        assert kubelet.deaths > 12
+        assert restarter.deaths > 12
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strike", [(1, True), (2, False), (3, True)], ids=str)
-def test_whenever_an_operator_dies(cluster, proxy, made_so, tmp_path, strike):
-    with Kubelet(cluster, proxy, tmp_path, strike):
+@pytest.mark.parametrize("kill_at", [(1, True), (2, False), (3, True)], ids=str)
+def test_whenever_an_operator_dies(cluster, proxy, made_so, tmp_path, kill_at):
+    with Restarter(cluster, proxy, tmp_path, kill_at):
         relaid(cluster)
         eventually(lambda: at_rest(cluster) == made_so, PATIENCE_SECONDS)
         assert in_the_end(cluster) == made_so

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from chart_programs import helm_on
 from cluster_access import Cluster, eventually
-from cluster_jobs import bound_role, job, pods, stand_in, wait_for_pods
+from cluster_jobs import bound_role, fake_pod, job, pods, wait_for_pods
 from operator_replica import Operator
 from ruamel.yaml import YAML
 
@@ -201,7 +201,7 @@ def test_a_controller_with_rights_over_all_jobs_says_nothing_of_another(operated
 def test_an_account_that_is_called_a_controller_and_is_none_is_left_alone(operated) -> None:
     cluster, account = operated.cluster, "sweep-controller"
     name = f"{account}-7d4b5-x2k8p"
-    pod = stand_in(cluster, "localhost/none", "other", "sweep", "")
+    pod = fake_pod(cluster, "localhost/none", "other", "sweep", "")
     pod |= {"metadata": {"name": name}, "spec": {**pod["spec"], "serviceAccountName": account}}
     head = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
     cluster.apply(head, pod)

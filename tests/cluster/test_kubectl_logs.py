@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster_access import Cluster, eventually, own_environment
-from cluster_jobs import job, stand_in
+from cluster_jobs import fake_pod, job
 from kubectl_plugin import ppojob
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_logs_of_all_pods_are_merged_by_time(cluster: Cluster, base_image: str) 
     cluster.apply(job("merged"))
     slugs = {"controller": "c", "actor-rollout": "a", "reward": "r"}
     for slug, word in slugs.items():
-        pod = stand_in(cluster, base_image, "merged", slug, counting(word, 20, 0.2))
+        pod = fake_pod(cluster, base_image, "merged", slug, counting(word, 20, 0.2))
         cluster.apply(pod)
 
     def all_said() -> bool:
@@ -97,19 +97,19 @@ class Following:
 
 def test_followed_logs_go_on_across_pods_that_come_and_go(cluster, base_image, tmp_path) -> None:
     cluster.apply(job("followed"))
-    first = stand_in(cluster, base_image, "followed", "controller", counting("one", 40, 0.1))
+    first = fake_pod(cluster, base_image, "followed", "controller", counting("one", 40, 0.1))
     cluster.apply(first)
     cluster.kubectl("wait", "--for=condition=Ready", "pod/followed-controller-0", "--timeout=600s")
     following = Following(cluster, tmp_path / "log", "logs", "followed", "--follow")
     try:
         eventually(lambda: len(following.said) >= 40, 600.0)
-        late = stand_in(cluster, base_image, "followed", "reward", counting("two", 5, 0.1))
+        late = fake_pod(cluster, base_image, "followed", "reward", counting("two", 5, 0.1))
         cluster.apply(late)
         eventually(lambda: ("followed-reward-0", "two 4") in following.said, 600.0)
         # The same name again, as a StatefulSet does: its log is another one.
         cluster.kubectl("delete", "pod", "followed-controller-0")
         cluster.apply(
-            stand_in(cluster, base_image, "followed", "controller", counting("three", 5, 0.1))
+            fake_pod(cluster, base_image, "followed", "controller", counting("three", 5, 0.1))
         )
         eventually(lambda: ("followed-controller-0", "three 4") in following.said, 600.0)
         assert following.said == [
@@ -128,7 +128,7 @@ def test_followed_logs_go_on_across_pods_that_come_and_go(cluster, base_image, t
 def test_the_log_of_a_container_that_was_started_again(cluster: Cluster, base_image: str) -> None:
     cluster.apply(job("again"))
     program = counting("life", 1, 0.0, after="time.sleep(2)\nraise SystemExit(3)")
-    cluster.apply(stand_in(cluster, base_image, "again", "controller", program))
+    cluster.apply(fake_pod(cluster, base_image, "again", "controller", program))
     restarts = "{.status.containerStatuses[0].restartCount}"
     eventually(lambda: cluster.read("pod", "again-controller-0", restarts) not in {"", "0"}, 600.0)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cluster_access import Cluster, eventually
-from cluster_jobs import claim, job, stand_in
+from cluster_jobs import claim, fake_pod, job
 from kubectl_plugin import ppojob, start
 from operator_replica import Operator
 
@@ -43,7 +43,7 @@ def test_metrics_come_through_the_api_server(cluster: Cluster, base_image: str) 
     assert none.startswith(
         "metrics: got no answer from pod served-controller-0: the job is Pending"
     )
-    cluster.apply(stand_in(cluster, base_image, "served", "controller", SERVING))
+    cluster.apply(fake_pod(cluster, base_image, "served", "controller", SERVING))
     cluster.kubectl("wait", "--for=condition=Ready", "pod/served-controller-0", "--timeout=600s")
 
     def serves() -> bool:

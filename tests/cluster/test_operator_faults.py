@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from cluster_access import Cluster, eventually
 from cluster_jobs import job, wait_for_pods
-from fault_proxy import Asked, FaultProxy, Faults, Strike
+from fault_proxy import Asked, FaultProxy, Faults, ProcessFault
 from operator_lives import (
     PATIENCE_SECONDS,
-    Kubelet,
-    doors_that_do_not_open,
+    Restarter,
+    duplicate_events,
     gone,
+    mismatched_keys,
     objects,
-    told_twice,
     undisturbed,
 )
 from operator_replica import Operator
@@ -87,24 +87,24 @@ def test_it_comes_to_the_same_objects_whatever_it_is_answered(
     cluster: Cluster, proxy: FaultProxy, made: dict[str, Any], tmp_path: Path, fault: str
 ) -> None:
     proxy.faults = FAULTS[fault]
-    with Kubelet(cluster, proxy, tmp_path):
+    with Restarter(cluster, proxy, tmp_path):
         cluster.apply(job("sum"))
         is_made(cluster)
         is_put_right(cluster, made)
         assert proxy.injected > 5 or fault == "slow"
-        assert not doors_that_do_not_open(cluster)
+        assert not mismatched_keys(cluster)
         gone(cluster)
 
 
 def test_streams_that_have_fallen_silent_are_begun_anew(cluster, proxy, made, tmp_path) -> None:
-    with Kubelet(cluster, proxy, tmp_path) as kubelet:
+    with Restarter(cluster, proxy, tmp_path) as restarter:
         cluster.apply(job("sum"))
         is_made(cluster)
         proxy.deafen()
         is_put_right(cluster, made)
         gone(cluster)
         # It was not started again: it has noticed by itself.
-        assert kubelet.lives == 1
+        assert restarter.lives == 1
 
 
 def holder(cluster: Cluster) -> str:
@@ -119,13 +119,13 @@ def test_a_frozen_leader_changes_nothing_when_it_thaws(cluster, proxy, made, tmp
     try:
         # Frozen in the middle of a job, with an answer on the way and other writes in its hands.
         freeze = functools.partial(first.process.send_signal, signal.SIGSTOP)
-        proxy.strike(Strike(at, behind=True, deed=freeze))
+        proxy.fail_process(ProcessFault(at, behind=True, action=freeze))
         cluster.apply(job("sum"))
-        assert proxy.has_struck(PATIENCE_SECONDS)
+        assert proxy.has_failed(PATIENCE_SECONDS)
         eventually(lambda: holder(cluster) == "second", PATIENCE_SECONDS)
         is_made(cluster)
         is_as(cluster, made)
-        proxy.strike(None)
+        proxy.fail_process(None)
         taken, asked = proxy.taken, proxy.counts[Asked("get", "leases")]
         first.process.send_signal(signal.SIGCONT)
         eventually(lambda: proxy.counts[Asked("get", "leases")] > asked + 1, PATIENCE_SECONDS)
@@ -133,8 +133,8 @@ def test_a_frozen_leader_changes_nothing_when_it_thaws(cluster, proxy, made, tmp
         # A request whose connection was being made when it froze may still leave; it is not taken.
         assert proxy.taken == taken
         assert holder(cluster) == "second"
-        assert not told_twice(cluster)
-        assert not doors_that_do_not_open(cluster)
+        assert not duplicate_events(cluster)
+        assert not mismatched_keys(cluster)
         gone(cluster)
     finally:
         first.process.send_signal(signal.SIGCONT)

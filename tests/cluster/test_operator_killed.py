@@ -14,11 +14,11 @@ from cluster_jobs import job
 from fault_proxy import FaultProxy
 from operator_lives import (
     PATIENCE_SECONDS,
-    Kubelet,
-    doors_that_do_not_open,
+    Restarter,
+    duplicate_events,
     gone,
+    mismatched_keys,
     objects,
-    told_twice,
     undisturbed,
     wait,
 )
@@ -49,7 +49,7 @@ def live(cluster: Cluster) -> None:
 
 def in_the_end(cluster: Cluster) -> dict[str, Any]:
     """The objects of the job once an operator has nothing more to do, and the job gone."""
-    wrong = doors_that_do_not_open(cluster)
+    wrong = mismatched_keys(cluster)
     found = objects(cluster)
     gone(cluster)
     assert not wrong
@@ -76,13 +76,13 @@ def deaths(
     cluster: Cluster, begun: dict[str, Any], proxy: FaultProxy, tmp_path: Path, *how: Any
 ) -> int:
     """How often the operator has died when the objects of the job are as they must be."""
-    with Kubelet(cluster, proxy, tmp_path, *how) as kubelet:
+    with Restarter(cluster, proxy, tmp_path, *how) as restarter:
         begin(cluster)
         eventually(lambda: objects(cluster) == begun, PATIENCE_SECONDS)
-        told = told_twice(cluster)
+        told = duplicate_events(cluster)
         assert in_the_end(cluster) == begun
         assert not told
-        return kubelet.deaths
+        return restarter.deaths
 
 
 def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begun, tmp_path):
@@ -90,25 +90,25 @@ def test_an_operator_that_lives_for_one_write_makes_the_job(cluster, proxy, begu
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strike", [(1, True), (2, False)], ids=["behind", "before"])
+@pytest.mark.parametrize("kill_at", [(1, True), (2, False)], ids=["behind", "before"])
 def test_an_operator_that_lives_for_one_write_leads_a_job_through_its_life(
-    cluster, proxy, lived, tmp_path, strike
+    cluster, proxy, lived, tmp_path, kill_at
 ):
-    with Kubelet(cluster, proxy, tmp_path, strike) as kubelet:
+    with Restarter(cluster, proxy, tmp_path, kill_at) as restarter:
         live(cluster)
         eventually(lambda: objects(cluster) == lived, PATIENCE_SECONDS)
         assert in_the_end(cluster) == lived
-        assert kubelet.deaths > CREATIONS
+        assert restarter.deaths > CREATIONS
 
 
 @pytest.mark.parametrize(
-    "strike",
+    "kill_at",
     [
-        pytest.param(strike, marks=() if strike in SHORT else pytest.mark.long)
-        for strike in itertools.product(range(1, WRITES + 1), (False, True))
+        pytest.param(kill_at, marks=() if kill_at in SHORT else pytest.mark.long)
+        for kill_at in itertools.product(range(1, WRITES + 1), (False, True))
     ],
     ids=str,
 )
-def test_another_operator_ends_what_was_begun(cluster, proxy, begun, tmp_path, strike) -> None:
+def test_another_operator_ends_what_was_begun(cluster, proxy, begun, tmp_path, kill_at) -> None:
     """Before any write, and behind it."""
-    assert deaths(cluster, begun, proxy, tmp_path, strike, 1) == 1
+    assert deaths(cluster, begun, proxy, tmp_path, kill_at, 1) == 1

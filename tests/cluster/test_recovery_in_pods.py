@@ -15,7 +15,7 @@ import run_folders
 import training_jobs
 from cluster_access import Cluster, eventually
 from cluster_jobs import pods
-from pod_blows import containers, of_job, process, strike
+from pod_faults import containers, inject_fault, of_job, process
 from training_jobs import Volume
 
 pytestmark = [pytest.mark.cluster, pytest.mark.images, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -70,7 +70,7 @@ def test_killed_in_turn(cluster: Cluster, alone: Path, volume: Volume):
     print(f"kill operator: next step {step_at - hit_at:.1f} s later")
     for how, role in BLOWS:
         name, hit_at = f"{JOB}-{role}-0", time.time()
-        before = strike(cluster, how, JOB, role)
+        before = inject_fault(cluster, how, JOB, role)
         assert len(before) == 5
         step_at = volume.wait_for_step_behind(JOB, time.time())
         print(f"{how} {role}: next step {step_at - hit_at:.1f} s later")
@@ -105,7 +105,7 @@ def test_engines_in_pods_of_their_own_killed_in_turn(cluster: Cluster, alone: Pa
         ("delete pod", "controller"),
     ):
         name, hit_at = f"ahead-{role}-0", time.time()
-        before = strike(cluster, how, "ahead", role)
+        before = inject_fault(cluster, how, "ahead", role)
         step_at = volume.wait_for_step_behind("ahead", time.time())
         print(f"{how} {role}: next step {step_at - hit_at:.1f} s later")
         after = of_job(cluster, "ahead")

@@ -51,7 +51,7 @@ def claim(
     return [volume, wanted]
 
 
-def stand_in(cluster: Cluster, image: str, name: str, slug: str, program: str) -> dict[str, Any]:
+def fake_pod(cluster: Cluster, image: str, name: str, slug: str, program: str) -> dict[str, Any]:
     """A pod that the command line takes for one of a job's, and that runs a Python program."""
     uid = cluster.read("ppojob", name, "{.metadata.uid}")
     labels = {"ppojob.dev/job": name, "ppojob.dev/job-uid": uid, "ppojob.dev/role": slug}

@@ -56,12 +56,12 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Strike:
-    """What befalls the asking process at one of its writes; nothing of it goes on from then."""
+class ProcessFault:
+    """What happens to the asking process at one of its writes; no later request of it goes on."""
 
     at: int  # number of the write, from 1; what the API server does not take is none
     behind: bool  # whether the write is carried out first; its answer is not given
-    deed: Callable[[], None]  # done to the process
+    action: Callable[[], None]  # kills or stops the process
 
 
 class FaultProxy:
@@ -75,9 +75,9 @@ class FaultProxy:
         self.taken = 0  # writes that the API server has taken so far, the Lease's aside
         self._place = from_kubeconfig(behind)
         self._dice = random.Random(0)
-        self._strike: Strike | None = None
+        self._process_fault: ProcessFault | None = None
         self._done = 0
-        self._is_struck = threading.Event()
+        self._has_failed = threading.Event()
         self._streams = self._deaf_streams = 0
         self._sockets: list[socket.socket] = []
         self._turn = asyncio.Lock()
@@ -94,15 +94,15 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(60)
 
-    def strike(self, strike: Strike | None) -> None:
-        """Let something befall the process that asks from now on; None: nothing."""
+    def fail_process(self, fault: ProcessFault | None) -> None:
+        """Inject a fault into the process that asks from now on; None: none."""
         self._done = 0
-        self._strike = strike
-        self._is_struck.clear()
+        self._process_fault = fault
+        self._has_failed.clear()
 
-    def has_struck(self, seconds: float = 0.0) -> bool:
-        """Whether it has befallen the process, after waiting for it so long."""
-        return self._is_struck.wait(seconds)
+    def has_failed(self, seconds: float = 0.0) -> bool:
+        """Whether the fault was injected, after waiting for it so long."""
+        return self._has_failed.wait(seconds)
 
     def deafen(self) -> None:
         """Let nothing come of any watch that is open now, nor end it."""
@@ -140,14 +140,14 @@ class FaultProxy:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = _asked(request)
-        if self._is_struck.is_set():
+        if self._has_failed.is_set():
             # Of a process that is gone nothing goes on, though it may be on the wire already.
             return _dropped(request)
         self.counts[asked] += 1
-        if self._strike is not None and asked.is_write:
-            return await self._fated(request, self._strike)
+        if self._process_fault is not None and asked.is_write:
+            return await self._counted_write(request, self._process_fault)
         status = self._status(asked)
-        # An answer that is lost behind the deed is worse than a deed that is not done.
+        # An answer that is lost after the write is worse than a write that is not done.
         if status is not None and (status != 500 or self._dice.random() < 0.5):
             return _refusal(status)
         await asyncio.sleep(self.faults.delay_seconds)
@@ -156,22 +156,24 @@ class FaultProxy:
         answer = await self._forwarded(request)
         return answer if status is None else _refusal(status)
 
-    async def _fated(self, request: web.BaseRequest, strike: Strike) -> web.StreamResponse:
-        """A write of a process that a strike awaits: one at a time, so that one is the n-th."""
+    async def _counted_write(
+        self, request: web.BaseRequest, fault: ProcessFault
+    ) -> web.StreamResponse:
+        """A write of a process with a fault: one at a time, so that one is the n-th."""
         async with self._turn:
-            if self._is_struck.is_set():
+            if self._has_failed.is_set():
                 return _dropped(request)
-            if not strike.behind and self._done == strike.at - 1:
-                return self._struck(request, strike)
+            if not fault.behind and self._done == fault.at - 1:
+                return self._fail(request, fault)
             answer = await self._forwarded(request)
             self._done += answer.status < 400
-            if strike.behind and self._done == strike.at:
-                return self._struck(request, strike)
+            if fault.behind and self._done == fault.at:
+                return self._fail(request, fault)
             return answer
 
-    def _struck(self, request: web.BaseRequest, strike: Strike) -> web.StreamResponse:
-        strike.deed()
-        self._is_struck.set()
+    def _fail(self, request: web.BaseRequest, fault: ProcessFault) -> web.StreamResponse:
+        fault.action()
+        self._has_failed.set()
         return _dropped(request)
 
     def _status(self, asked: Asked) -> int | None:

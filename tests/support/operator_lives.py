@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 from cluster_access import Cluster, eventually
 from cluster_jobs import pods
-from fault_proxy import FaultProxy, Strike
+from fault_proxy import FaultProxy, ProcessFault
 from operator_replica import Operator
 
 from ppojob_operator.kinds import CHILD_KINDS
@@ -23,28 +23,28 @@ _GIVEN = frozenset({"creationTimestamp", "generation", "managedFields", "resourc
 PATIENCE_SECONDS = 600.0
 
 
-class Kubelet:
-    """Starts a replica whenever it has ended, `most` times at the write that `strike` numbers."""
+class Restarter:
+    """Starts a replica whenever it has ended; kills `most` of them, at their write `kill_at`."""
 
     def __init__(
         self,
         cluster: Cluster,
         proxy: FaultProxy,
         logs: Path,
-        strike: tuple[int, bool] | None = None,
+        kill_at: tuple[int, bool] | None = None,
         most: int | None = None,
     ) -> None:
         self._place = Cluster(proxy.folder, cluster.namespace)
         self._proxy = proxy
         self._logs = logs
-        self._strike = strike
+        self._kill_at = kill_at
         self._most = most
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.deaths = 0
         self.lives = 0
 
-    def __enter__(self) -> "Kubelet":
+    def __enter__(self) -> "Restarter":
         self._thread.start()
         return self
 
@@ -56,14 +56,14 @@ class Kubelet:
         while not self._ends.is_set():
             # One name for all lives: the Lease of the last one needs not run out first.
             self.lives += 1
-            self._proxy.strike(None)
+            self._proxy.fail_process(None)
             operator = Operator(self._place, self._logs, "doomed")
-            if self._strike is not None and self.deaths != self._most:
-                at, behind = self._strike
-                self._proxy.strike(Strike(at, behind, operator.process.kill))
+            if self._kill_at is not None and self.deaths != self._most:
+                at, behind = self._kill_at
+                self._proxy.fail_process(ProcessFault(at, behind, operator.process.kill))
             while operator.process.poll() is None and not self._ends.wait(0.1):
                 continue
-            self.deaths += self._proxy.has_struck()
+            self.deaths += self._proxy.has_failed()
             if operator.process.poll() is None:
                 operator.end()
 
@@ -108,7 +108,7 @@ def objects(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
-def doors_that_do_not_open(cluster: Cluster) -> list[str]:
+def mismatched_keys(cluster: Cluster) -> list[str]:
     """Roles whose secret key does not belong to the public key that the others were told."""
     listed = cluster.kubectl("get", "secrets", "--selector=ppojob.dev/job=sum", "-ojson")
     secrets = json.loads(listed)["items"]
@@ -124,7 +124,7 @@ def doors_that_do_not_open(cluster: Cluster) -> list[str]:
     return wrong
 
 
-def told_twice(cluster: Cluster) -> list[str]:
+def duplicate_events(cluster: Cluster) -> list[str]:
     """Events on the job that were written more than once; those of another of its name aside."""
     uid = cluster.read("ppojob", "sum", "{.metadata.uid}")
     selector = f"--field-selector=involvedObject.uid={uid}"

@@ -1,4 +1,4 @@
-"""Blows at the pods of a job, and who is there before and after them."""
+"""Faults injected into the pods of a job, and the containers before and after them."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def evict(cluster: Cluster, pod: str) -> None:
         eventually(lambda: '"Success"' in cluster.outcome(*command), 300)
 
 
-def strike(cluster: Cluster, how: str, job: str, role: str) -> dict[str, Container]:
+def inject_fault(cluster: Cluster, how: str, job: str, role: str) -> dict[str, Container]:
     """Hit a pod, and wait until what was hit is there anew; answers who was there before.
 
     Args:
