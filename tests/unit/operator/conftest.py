@@ -4,8 +4,8 @@ import asyncio
 import inspect
 
 import pytest
-from operator_bench import Bench
 from patience import VirtualLoop
+from reconciler_harness import Harness
 from simulated_cluster import SimulatedCluster
 
 
@@ -26,5 +26,5 @@ def cluster() -> SimulatedCluster:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def harness() -> Harness:
+    return Harness()

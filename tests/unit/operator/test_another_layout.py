@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from gang_plans import VOLCANO, WORKLOAD, admission_of, admitted, child, queued_job, seen
-from operator_bench import Bench, up
 from operator_jobs import CHILDREN, make_job, observed
 from operator_plans import (
     UP,
@@ -18,6 +17,7 @@ from operator_plans import (
     status_after,
     status_of,
 )
+from reconciler_harness import Harness, up
 
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import layout_of
@@ -37,40 +37,40 @@ LAYOUT = layout_of(CHILDREN["StatefulSet", "sum-reward"].manifest["metadata"])
 THERE = observed(pods=all_pods(is_ready=True, layout=LAYOUT))
 
 
-async def suspended(bench: Bench) -> None:
-    await up(bench)
-    bench.edit(suspend=True)
-    await bench.settle()
-    assert (bench.status["phase"], bench.names("Pod")) == ("Suspended", [])
+async def suspended(harness: Harness) -> None:
+    await up(harness)
+    harness.edit(suspend=True)
+    await harness.settle()
+    assert (harness.status["phase"], harness.names("Pod")) == ("Suspended", [])
 
 
-def objects(bench: Bench) -> dict[Any, Any]:
-    return {place: one for place, one in bench.content().items() if place[0] != "PPOJob"}
+def objects(harness: Harness) -> dict[Any, Any]:
+    return {place: one for place, one in harness.content().items() if place[0] != "PPOJob"}
 
 
 async def made_so() -> dict[Any, Any]:
     """The objects of a job that was made with the other layout."""
-    one = Bench(roles=OTHER)
+    one = Harness(roles=OTHER)
     await up(one)
     assert one.names("Pod") == PODS
     return objects(one)
 
 
-async def test_it_has_the_objects_of_a_job_that_was_made_so_and_can_go_back(bench) -> None:
-    before = Bench()
+async def test_it_has_the_objects_of_a_job_that_was_made_so_and_can_go_back(harness) -> None:
+    before = Harness()
     await up(before)
-    await suspended(bench)
-    bench.edit_spec(roles=OTHER)
-    await bench.settle()
-    assert bench.names("Pod") == []
-    bench.edit(suspend=False)
-    await up(bench)
-    assert objects(bench) == await made_so()
-    await suspended(bench)
+    await suspended(harness)
+    harness.edit_spec(roles=OTHER)
+    await harness.settle()
+    assert harness.names("Pod") == []
+    harness.edit(suspend=False)
+    await up(harness)
+    assert objects(harness) == await made_so()
+    await suspended(harness)
     # By one edit: it goes on under the layout of before.
-    bench.edit_spec(roles=before.job["spec"]["roles"], lifecycle={"suspend": False})
-    await up(bench)
-    assert objects(bench) == objects(before)
+    harness.edit_spec(roles=before.job["spec"]["roles"], lifecycle={"suspend": False})
+    await up(harness)
+    assert objects(harness) == objects(before)
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -78,25 +78,27 @@ async def test_killed_at_any_write_it_ends_the_same(behind: bool) -> None:
     """The operator dies before or behind its n-th write, and another begins from nothing."""
     wanted, number, writes = await made_so(), 1, 1
     while number <= writes:
-        bench = Bench()
-        await suspended(bench)
-        begun = len(bench.cluster.writes)
-        bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
-        await bench.die(begun + number, behind=behind, steps=3)
-        await up(bench)
-        assert objects(bench) == wanted, number
-        writes = max(writes, len(bench.cluster.writes) - begun)
+        harness = Harness()
+        await suspended(harness)
+        begun = len(harness.cluster.writes)
+        harness.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+        await harness.die(begun + number, behind=behind, steps=3)
+        await up(harness)
+        assert objects(harness) == wanted, number
+        writes = max(writes, len(harness.cluster.writes) - begun)
         number += 1
     assert writes > 8
 
 
-async def test_no_key_is_replaced_and_a_new_role_is_known_to_all(bench: Bench) -> None:
-    await up(bench)
-    before = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
-    await suspended(bench)
-    bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
-    await up(bench)
-    after = {one["metadata"]["name"]: one["data"] for one in bench.cluster.of("Secret")}
+async def test_no_key_is_replaced_and_a_new_role_is_known_to_all(
+    harness: Harness,
+) -> None:
+    await up(harness)
+    before = {one["metadata"]["name"]: one["data"] for one in harness.cluster.of("Secret")}
+    await suspended(harness)
+    harness.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+    await up(harness)
+    after = {one["metadata"]["name"]: one["data"] for one in harness.cluster.of("Secret")}
     assert after.keys() - before.keys() == {"sum-rollout"}
     assert {name: after[name] for name in before} == before
     told = {base64.b64decode(data["public.json"]) for data in after.values()}
@@ -104,59 +106,59 @@ async def test_no_key_is_replaced_and_a_new_role_is_known_to_all(bench: Bench) -
     assert "rollout" in json.loads(told.pop())
 
 
-async def test_keys_of_an_operator_of_before_are_for_the_roles_that_the_job_had(bench) -> None:
-    await suspended(bench)
-    for secret in bench.cluster.of("Secret"):
-        with bench.edited("Secret", secret["metadata"]["name"]) as one:
+async def test_keys_of_an_operator_of_before_are_for_the_roles_that_the_job_had(harness) -> None:
+    await suspended(harness)
+    for secret in harness.cluster.of("Secret"):
+        with harness.edited("Secret", secret["metadata"]["name"]) as one:
             if text := one["data"].get("pairs.json"):
                 pairs = json.loads(base64.b64decode(text))
                 del pairs["rollout"]
                 one["data"]["pairs.json"] = base64.b64encode(json.dumps(pairs).encode()).decode()
-    bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
+    harness.edit_spec(roles=OTHER, lifecycle={"suspend": False})
     for _ in range(3):
         with pytest.raises(
             ClusterError, match="no key for rollout; suspend the job and delete its"
         ):
-            await bench.step()
-    assert bench.names("Pod") == []
-    ready = {one["type"]: one for one in bench.status["conditions"]}["PodsReady"]
+            await harness.step()
+    assert harness.names("Pod") == []
+    ready = {one["type"]: one for one in harness.status["conditions"]}["PodsReady"]
     assert ready["reason"] == "ObjectRefused"
     assert "no key for rollout; suspend the job and delete its Secrets" in ready["message"]
-    for secret in bench.cluster.of("Secret"):
-        bench.cluster.remove("Secret", "lab", secret["metadata"]["name"])
-    await up(bench)
-    assert objects(bench) == await made_so()
+    for secret in harness.cluster.of("Secret"):
+        harness.cluster.remove("Secret", "lab", secret["metadata"]["name"])
+    await up(harness)
+    assert objects(harness) == await made_so()
 
 
-async def test_services_of_others_stay(bench: Bench) -> None:
-    bench.edit_spec(roles=OTHER)
-    await up(bench)
-    own = bench.cluster.objects["Service", "lab", "sum-rollout"]
+async def test_services_of_others_stay(harness: Harness) -> None:
+    harness.edit_spec(roles=OTHER)
+    await up(harness)
+    own = harness.cluster.objects["Service", "lab", "sum-rollout"]
     head = {"name": "sum-of-mine", "namespace": "lab", "labels": own["metadata"]["labels"]}
-    bench.cluster.put({**own, "metadata": head})
-    await suspended(bench)
-    bench.edit_spec(roles={"reward": {"replicas": 2}}, lifecycle={"suspend": False})
-    await up(bench)
-    assert "sum-of-mine" in bench.names("Service")
-    assert "sum-rollout" not in bench.names("Service")
+    harness.cluster.put({**own, "metadata": head})
+    await suspended(harness)
+    harness.edit_spec(roles={"reward": {"replicas": 2}}, lifecycle={"suspend": False})
+    await up(harness)
+    assert "sum-of-mine" in harness.names("Service")
+    assert "sum-rollout" not in harness.names("Service")
 
 
-async def test_it_is_told_and_what_was_counted_stays_counted(bench: Bench) -> None:
-    bench.edit_spec(roles=OTHER)
-    await up(bench)
-    with bench.edited("PPOJob", "sum") as job:
+async def test_it_is_told_and_what_was_counted_stays_counted(harness: Harness) -> None:
+    harness.edit_spec(roles=OTHER)
+    await up(harness)
+    with harness.edited("PPOJob", "sum") as job:
         (role,) = (one for one in job["status"]["roles"] if one["name"] == "rollout")
         role["restarts"] = job["status"]["restarts"] = 2
-    await suspended(bench)
-    bench.edit_spec(roles={"reward": {"replicas": 2}})
-    await bench.settle()
-    told = [one for one in bench.cluster.of("Event") if one["reason"] == "LayoutChanged"]
+    await suspended(harness)
+    harness.edit_spec(roles={"reward": {"replicas": 2}})
+    await harness.settle()
+    told = [one for one in harness.cluster.of("Event") if one["reason"] == "LayoutChanged"]
     assert [one["message"] for one in told] == [
         "new pods: controller 1, actorRollout 1, reward 2; "
         "previous pods: controller 1, actorRollout 2, rollout 3, reward 1"
     ]
-    assert bench.status["restarts"] == 2
-    assert [one["name"] for one in bench.status["roles"]] == [
+    assert harness.status["restarts"] == 2
+    assert [one["name"] for one in harness.status["roles"]] == [
         "controller",
         "actorRollout",
         "reward",
@@ -177,11 +179,11 @@ def test_pods_that_are_there_still_save_a_checkpoint_before_they_go() -> None:
     )
 
 
-async def test_an_edit_under_pods_that_run_ends_with_the_same_objects(bench) -> None:
-    await up(bench)
-    bench.edit_spec(roles=OTHER)
-    await up(bench)
-    assert objects(bench) == await made_so()
+async def test_an_edit_under_pods_that_run_ends_with_the_same_objects(harness) -> None:
+    await up(harness)
+    harness.edit_spec(roles=OTHER)
+    await up(harness)
+    assert objects(harness) == await made_so()
 
 
 @pytest.mark.parametrize("left", ["sets", "pods"])

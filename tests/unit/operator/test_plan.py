@@ -2,7 +2,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from operator_bench import up
 from operator_jobs import CHILDREN, NOW, SETTINGS, job_manifest, make_job, observed
 from operator_plans import (
     READY,
@@ -20,6 +19,7 @@ from operator_plans import (
     told,
 )
 from prometheus_client import REGISTRY
+from reconciler_harness import up
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
@@ -266,10 +266,10 @@ def counted(name: str) -> float:
     return REGISTRY.get_sample_value(f"ppojob_operator_{name}_seconds_count") or 0.0
 
 
-async def test_the_first_step_is_timed_once_and_the_training_stays_the_controllers(bench) -> None:
+async def test_the_first_step_is_timed_once_and_the_training_stays_the_controllers(harness) -> None:
     ready, stepped = counted("pods_ready"), counted("first_step")
     statuses: list[state.Manifest] = []
-    apply_status = bench.cluster.apply_status
+    apply_status = harness.cluster.apply_status
 
     async def watched(manifest: state.Manifest) -> state.Manifest:
         statuses.append(manifest["status"])
@@ -277,18 +277,18 @@ async def test_the_first_step_is_timed_once_and_the_training_stays_the_controlle
 
     async def train(**training: Any) -> str:
         """The controller writes; answers the phase that follows."""
-        job = bench.cluster.objects["PPOJob", "lab", "sum"]
-        bench.cluster.put({**job, "status": {**job["status"], "training": training}})
-        await bench.settle()
-        return str(bench.status["phase"])
+        job = harness.cluster.objects["PPOJob", "lab", "sum"]
+        harness.cluster.put({**job, "status": {**job["status"], "training": training}})
+        await harness.settle()
+        return str(harness.status["phase"])
 
-    bench.cluster.apply_status = watched  # type: ignore[method-assign]
-    await up(bench)
+    harness.cluster.apply_status = watched  # type: ignore[method-assign]
+    await up(harness)
     assert (counted("pods_ready"), counted("first_step")) == (ready + 1, stepped)
     assert await train(attempt=1, step=1, stage="Training") == "Running"
     assert counted("first_step") == stepped + 1
     assert await train(attempt=1, step=5, stage="Recovering") == "Recovering"
     assert await train(attempt=2, step=5, stage="Training") == "Running"
     assert (counted("pods_ready"), counted("first_step")) == (ready + 1, stepped + 1)
-    assert bench.status["training"] == {"attempt": 2, "step": 5, "stage": "Training"}
+    assert harness.status["training"] == {"attempt": 2, "step": 5, "stage": "Training"}
     assert not any("training" in status for status in statuses)

@@ -11,7 +11,6 @@ from gang_plans import (
     queued_job,
     seen,
 )
-from operator_bench import Bench, up
 from operator_jobs import CHILDREN, NO_STATUS, NOW, job_manifest, make_job, observed, with_status
 from operator_plans import (
     READY,
@@ -26,6 +25,7 @@ from operator_plans import (
     status_of,
     told,
 )
+from reconciler_harness import Harness, up
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_operator import state
@@ -167,44 +167,46 @@ def test_a_queue_that_is_not_named_any_more() -> None:
     assert admission_of(planned, job)[1:] == ("Queued", "waits in LocalQueue team-a")
 
 
-async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(bench: Bench) -> None:
-    await up(bench)
-    before = bench.content()
-    right = {"steps": bench.job["spec"]["steps"]}
-    bench.edit_spec(**REFUSED)
-    await bench.settle()
-    pods = {one["metadata"]["uid"] for one in bench.cluster.of("Pod")}
-    writes = len(bench.cluster.writes)
-    bench.restart()
-    await bench.settle()
-    assert len(bench.cluster.writes) == writes
+async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(
+    harness: Harness,
+) -> None:
+    await up(harness)
+    before = harness.content()
+    right = {"steps": harness.job["spec"]["steps"]}
+    harness.edit_spec(**REFUSED)
+    await harness.settle()
+    pods = {one["metadata"]["uid"] for one in harness.cluster.of("Pod")}
+    writes = len(harness.cluster.writes)
+    harness.restart()
+    await harness.settle()
+    assert len(harness.cluster.writes) == writes
 
-    bench.edit_spec(**right)
-    await bench.settle()
-    assert {one["metadata"]["uid"] for one in bench.cluster.of("Pod")} == pods
-    assert bench.content().keys() == before.keys()
-    assert bench.status["phase"] == "Starting"
-    said = {one["type"]: one["status"] for one in bench.status["conditions"]}
+    harness.edit_spec(**right)
+    await harness.settle()
+    assert {one["metadata"]["uid"] for one in harness.cluster.of("Pod")} == pods
+    assert harness.content().keys() == before.keys()
+    assert harness.status["phase"] == "Starting"
+    said = {one["type"]: one["status"] for one in harness.status["conditions"]}
     assert (said["Accepted"], said["PodsReady"]) == ("True", "True")
 
-    bench.edit_spec(**REFUSED, lifecycle={"suspend": True})
-    await bench.settle()
-    assert not bench.cluster.of("Pod")
-    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "JobSuspended")
-    bench.edit(suspend=False)
-    await bench.settle()
-    assert not bench.cluster.of("Pod")
-    assert (bench.status["phase"], bench.status["reason"]) == ("Pending", "InvalidSpec")
+    harness.edit_spec(**REFUSED, lifecycle={"suspend": True})
+    await harness.settle()
+    assert not harness.cluster.of("Pod")
+    assert (harness.status["phase"], harness.status["reason"]) == ("Suspended", "JobSuspended")
+    harness.edit(suspend=False)
+    await harness.settle()
+    assert not harness.cluster.of("Pod")
+    assert (harness.status["phase"], harness.status["reason"]) == ("Pending", "InvalidSpec")
 
-    bench.edit_spec(**right)
-    await up(bench)
-    assert len(bench.cluster.of("Pod")) == len(pods)
-    bench.edit_spec(**REFUSED)
-    bench.look()
-    bench.end_controller()
-    await bench.settle()
-    assert bench.status["phase"] == "Succeeded"
-    assert not bench.cluster.of("Pod")
+    harness.edit_spec(**right)
+    await up(harness)
+    assert len(harness.cluster.of("Pod")) == len(pods)
+    harness.edit_spec(**REFUSED)
+    harness.look()
+    harness.end_controller()
+    await harness.settle()
+    assert harness.status["phase"] == "Succeeded"
+    assert not harness.cluster.of("Pod")
 
 
 def newer_job(status: PPOJobStatus = NO_STATUS, **changes: Any) -> state.Job:

@@ -17,7 +17,7 @@ from ppojob_operator.state import ControllerReport
 KEY = ("lab", "sum")
 
 
-class Bench:
+class Harness:
     """A cluster, a job and an operator that is stepped by hand."""
 
     def __init__(self, **changes: Any) -> None:
@@ -116,8 +116,8 @@ class Bench:
         return kept
 
 
-async def up(bench: Bench) -> None:
+async def up(harness: Harness) -> None:
     """A job whose pods all run."""
-    await bench.settle()
-    bench.cluster.ready()
-    await bench.settle()
+    await harness.settle()
+    harness.cluster.ready()
+    await harness.settle()
