@@ -10,7 +10,7 @@ from cluster_access import Cluster, eventually
 from cluster_jobs import claim, job, says, wait_for_pods
 from gangs_on_cluster import nodes
 from operator_replica import Operator
-from pod_blows import evict
+from pod_faults import evict
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
