@@ -73,11 +73,13 @@ def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
     if not problems:
         return ObservedCondition("Accepted", True, "Valid")
     newer = tuple(
-        replace(one, why="it is newer than this operator", allowed="wait, or upgrade the operator")
-        for one in problems
-        if one.reason_code is ReasonCode.UNKNOWN_FIELD
+        replace(
+            problem, why="it is newer than this operator", allowed="wait, or upgrade the operator"
+        )
+        for problem in problems
+        if problem.reason_code is ReasonCode.UNKNOWN_FIELD
     )
-    message = sanitized("; ".join(str(one) for one in newer or problems))
+    message = sanitized("; ".join(str(problem) for problem in newer or problems))
     if newer:
         return ObservedCondition("Accepted", None, "NewerSpec", message)
     return ObservedCondition("Accepted", False, INVALID, message)

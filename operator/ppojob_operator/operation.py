@@ -59,7 +59,7 @@ class Operation:
             async with asyncio.TaskGroup() as group:
                 for reflector in self.reflectors:
                     group.create_task(reflector.run())
-                await asyncio.gather(*(one.is_synced.wait() for one in self.reflectors))
+                await asyncio.gather(*(reflector.is_synced.wait() for reflector in self.reflectors))
                 await self._list_jobs()
                 group.create_task(self.queue.run())
                 group.create_task(self.leadership.run())
@@ -75,16 +75,16 @@ class Operation:
     def health_errors(self) -> list[str]:
         """Why this replica should be restarted; empty while it is healthy."""
         now = time.monotonic()
-        found = [
-            f"{one.kind.plural}: no answer of the API server for {now - one.last_heard:.0f} s"
-            for one in self.reflectors
-            if now - one.last_heard > _STALLED_SECONDS
+        errors = [
+            f"{reflector.kind.plural}: no answer of the API server for {silence:.0f} s"
+            for reflector in self.reflectors
+            if (silence := now - reflector.last_heard) > _STALLED_SECONDS
         ]
         if self._has_ended:
-            found.append("it has stopped after an error; see the log")
+            errors.append("it has stopped after an error; see the log")
         if self.leadership.is_held and self.queue.oldest_seconds > _STUCK_SECONDS:
-            found.append(f"a job has been in the queue for {self.queue.oldest_seconds:.0f} s")
-        return found
+            errors.append(f"a job has been in the queue for {self.queue.oldest_seconds:.0f} s")
+        return errors
 
     def _make_reflectors(self) -> Iterator[Reflector]:
         cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs

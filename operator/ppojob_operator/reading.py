@@ -133,7 +133,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
     role = role_of(labels)
     if role is None or LABEL_JOB_UID not in labels:
         return None
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     # The kubelet sorts containers by name, and webhooks add their own.
     containers = {one["name"]: one for one in status.get("containerStatuses") or ()}
     container: dict[str, Any] = containers.get(CONTAINER, {})
@@ -178,9 +178,11 @@ def _owner_uid(metadata: Mapping[str, Any]) -> str:
 
 
 def _memory_limit(spec: Mapping[str, Any]) -> str:
-    own = [one for one in spec.get("containers") or () if one["name"] == CONTAINER]
-    limits = ((one.get("resources") or {}).get("limits") or {} for one in own)
-    return next((str(one["memory"]) for one in limits if "memory" in one), "")
+    for container in spec.get("containers") or ():
+        if container["name"] == CONTAINER:
+            limits = (container.get("resources") or {}).get("limits") or {}
+            return str(limits.get("memory", ""))
+    return ""
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:

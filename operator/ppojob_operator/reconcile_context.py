@@ -131,8 +131,8 @@ class ReconcileContext:
     def _is_made(self) -> bool:
         """Whether the StatefulSets of all roles exist."""
         sets = self.observed.children_of("StatefulSet")
-        own = {one.name for one in sets if one.owner_uid == self.job.uid}
-        return own.issuperset(workload_name(self.job.name, role) for role in self.roles)
+        names = {child.name for child in sets if child.owner_uid == self.job.uid}
+        return names.issuperset(workload_name(self.job.name, role) for role in self.roles)
 
 
 def _is_terminating(role: RoleName, observed: Observed) -> bool:

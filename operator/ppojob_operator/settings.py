@@ -54,22 +54,22 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     Raises:
         ValueError: variables that are no settings or have invalid values, all at once.
     """
-    given = {
+    variables = {
         name.removeprefix(PREFIX).lower(): text
         for name, text in environment.items()
         if name.startswith(PREFIX)
     }
     try:
-        return TypeAdapter(Settings).validate_python(given)
+        return TypeAdapter(Settings).validate_python(variables)
     except ValidationError as wrong:
-        known = ", ".join(f"{PREFIX}{one.name.upper()}" for one in fields(Settings))
-        told = [
-            f"{PREFIX}{str(one['loc'][0]).upper()}: "
+        known = ", ".join(f"{PREFIX}{field.name.upper()}" for field in fields(Settings))
+        lines = [
+            f"{PREFIX}{str(error['loc'][0]).upper()}: "
             + (
                 f"no such setting; one of {known}"
-                if one["type"] == "unexpected_keyword_argument"
-                else f"got {one['input']!r}: {one['msg']}"
+                if error["type"] == "unexpected_keyword_argument"
+                else f"got {error['input']!r}: {error['msg']}"
             )
-            for one in wrong.errors()
+            for error in wrong.errors()
         ]
-        raise ValueError("\n".join(told)) from None
+        raise ValueError("\n".join(lines)) from None

@@ -63,17 +63,17 @@ def _coscheduling_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> l
 def _needs(sets: tuple[PodSet, ...]) -> dict[str, Any]:
     """Return what a PodGroup waits for: room for all pods."""
     return {
-        "minMember": sum(one.count for one in sets),
+        "minMember": sum(pod_set.count for pod_set in sets),
         "minResources": total_requests(sets),
     }
 
 
 def _network_topology(sets: tuple[PodSet, ...]) -> dict[str, Any]:
     """Return how near to each other all pods must be, by Volcano's annotations of pods."""
-    given: dict[str, str] = {}
-    for one in sets:
-        given |= one.template["metadata"]["annotations"]
-    mode, tier = (given.get(f"{_TOPOLOGY}-{name}") for name in ("mode", "highest-tier"))
+    annotations: dict[str, str] = {}
+    for pod_set in sets:
+        annotations |= pod_set.template["metadata"]["annotations"]
+    mode, tier = (annotations.get(f"{_TOPOLOGY}-{name}") for name in ("mode", "highest-tier"))
     topology: dict[str, Any] = {"mode": mode or "hard"} if mode or tier else {}
     if tier:
         # Another value stays text, which the API server refuses.
@@ -84,11 +84,11 @@ def _network_topology(sets: tuple[PodSet, ...]) -> dict[str, Any]:
 def total_requests(sets: tuple[PodSet, ...]) -> dict[str, str]:
     """Sum the requests of all pods, by resource."""
     totals: dict[str, Fraction] = defaultdict(Fraction)
-    for one in sets:
-        for container in one.template["spec"]["containers"]:
+    for pod_set in sets:
+        for container in pod_set.template["spec"]["containers"]:
             for name, text in container["resources"]["requests"].items():
                 digits = text.rstrip("mkKMGTi")
-                totals[name] += one.count * int(digits) * _SUFFIXES[text[len(digits) :]]
+                totals[name] += pod_set.count * int(digits) * _SUFFIXES[text[len(digits) :]]
     return {
         name: str(total) if total.denominator == 1 else f"{total * 1000}m"
         for name, total in sorted(totals.items())
@@ -101,7 +101,7 @@ def _own_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[
     scheduling.k8s.io/v1alpha2 (KEP-4671). All roles are one group, since training needs all.
     """
     name, template = gang_name(job), "job"
-    policy = {"gang": {"minCount": sum(one.count for one in sets)}}
+    policy = {"gang": {"minCount": sum(pod_set.count for pod_set in sets)}}
     controller = {"apiGroup": GROUP, "kind": KIND, "name": job.name}
     templates = [{"name": template, "schedulingPolicy": policy}]
     origin = {"workloadName": name, "podGroupTemplateName": template}
@@ -155,8 +155,11 @@ def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:
     if placement.node_selector:
         # If both name a label, Kueue assigned a flavor with the same value.
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **placement.node_selector}
-    own = spec.get("tolerations", [])
-    spec["tolerations"] = [*own, *(one for one in placement.tolerations if one not in own)]
+    existing = spec.get("tolerations", [])
+    spec["tolerations"] = [
+        *existing,
+        *(toleration for toleration in placement.tolerations if toleration not in existing),
+    ]
     if placement.gates:
         gates = [{"name": gate} for gate in placement.gates]
         spec["schedulingGates"] = [*spec.get("schedulingGates", []), *gates]

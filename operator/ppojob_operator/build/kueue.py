@@ -73,12 +73,12 @@ def workload(
         "queueName": spec.queue_name,
         "podSets": [
             {
-                "name": one.slug,
-                "count": one.count,
-                "template": _trimmed(one.template),
-                "topologyRequest": _topology_request(one.template["metadata"]["annotations"]),
+                "name": pod_set.slug,
+                "count": pod_set.count,
+                "template": _trimmed(pod_set.template),
+                "topologyRequest": _topology_request(pod_set.template["metadata"]["annotations"]),
             }
-            for one in sets
+            for pod_set in sets
         ],
     }
     if spec.priority_class_name is not None:
@@ -94,7 +94,8 @@ def workload(
 def _trimmed(template: Manifest) -> dict[str, Any]:
     spec = template["spec"]
     containers = [
-        {"name": one["name"], "resources": one["resources"]} for one in spec["containers"]
+        {"name": container["name"], "resources": container["resources"]}
+        for container in spec["containers"]
     ]
     placing = {name: spec[name] for name in _PLACING if name in spec}
     return {"spec": {"containers": containers, **placing}}
@@ -133,30 +134,33 @@ def answer(child: Child) -> Answer:
     admission = status.get("admission") or {}
     checks = status.get("admissionChecks") or ()
     assignments = admission.get("podSetAssignments") or ()
-    sets = {one["name"]: one for one in child.manifest["spec"]["podSets"]}
+    sets = {pod_set["name"]: pod_set for pod_set in child.manifest["spec"]["podSets"]}
     updates: dict[str, tuple[Placement, ...]] = {
         name: (_topology_placement(child.name, sets[name].get("topologyRequest") or {}, name),)
-        for name in (one["name"] for one in assignments if one.get("topologyAssignment"))
+        for name in (
+            assignment["name"] for assignment in assignments if assignment.get("topologyAssignment")
+        )
     }
-    for one in (update for check in checks for update in check.get("podSetUpdates") or ()):
-        updates[one["name"]] = (*updates.get(one["name"], ()), placement(one))
+    for check in checks:
+        for update in check.get("podSetUpdates") or ():
+            updates[update["name"]] = (*updates.get(update["name"], ()), placement(update))
     return Answer(
         conditions={
-            one["type"]: QueueCondition(
-                one["status"], one.get("reason", ""), one.get("message", "")
+            condition["type"]: QueueCondition(
+                condition["status"], condition.get("reason", ""), condition.get("message", "")
             )
-            for one in status.get("conditions") or ()
+            for condition in status.get("conditions") or ()
         },
         cluster_queue=admission.get("clusterQueue", ""),
         flavors={
-            one["name"]: tuple(sorted(set((one.get("flavors") or {}).values())))
-            for one in assignments
+            assignment["name"]: tuple(sorted(set((assignment.get("flavors") or {}).values())))
+            for assignment in assignments
         },
         updates=updates,
         waits_for=tuple(
-            f"{one['name']}: {one['state']}: {one.get('message', '')}"
-            for one in checks
-            if one["state"] != "Ready"
+            f"{check['name']}: {check['state']}: {check.get('message', '')}"
+            for check in checks
+            if check["state"] != "Ready"
         ),
     )
 
@@ -181,10 +185,10 @@ def conditions(job: Job, new: Mapping[str, QueueCondition], time: str) -> dict[s
     return {**applied, "metadata": head, "status": {"conditions": status}}
 
 
-def released(found: Manifest, time: str) -> dict[str, Any]:
+def released(current: Manifest, time: str) -> dict[str, Any]:
     """Return a Workload whose evicted job has no pods left, requeued without quota."""
-    status = found.get("status") or {}
-    before = {one["type"]: one for one in status.get("conditions") or ()}
+    status = current.get("status") or {}
+    before = {condition["type"]: condition for condition in status.get("conditions") or ()}
     evicted = before.get("Evicted", {})
     message = evicted.get("message", "")
     reason = evicted.get("reason") or "Evicted"
@@ -202,4 +206,4 @@ def released(found: Manifest, time: str) -> dict[str, Any]:
         new = {"type": name, "status": value, "reason": why, "message": text}
         before[name] = {**old, **new, "lastTransitionTime": since}
     kept = {key: value for key, value in status.items() if key != "admission"}
-    return {**found, "status": {**kept, "conditions": list(before.values())}}
+    return {**current, "status": {**kept, "conditions": list(before.values())}}

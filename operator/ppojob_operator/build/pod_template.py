@@ -115,7 +115,7 @@ def pod_template(
 
 
 def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
-    own = [
+    default = [
         {
             "key": f"node.kubernetes.io/{taint}",
             "operator": "Exists",
@@ -124,11 +124,11 @@ def _tolerations(settings: PodSettings) -> list[dict[str, Any]]:
         }
         for taint in ("not-ready", "unreachable")
     ]
-    theirs = [
-        one.model_dump(mode="json", by_alias=True, exclude_none=True)
-        for one in settings.tolerations
+    requested = [
+        toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for toleration in settings.tolerations
     ]
-    return own + theirs
+    return default + requested
 
 
 def _placement(
@@ -192,18 +192,18 @@ def _environment(config: PodConfig, role: RoleName, settings: PodSettings) -> li
     mounts = _MOUNTS | {"run": f"{_MOUNTS['run']}/{config.run.name}"}
     index = _field("metadata.labels['apps.kubernetes.io/pod-index']")
     values = environment(role, mounts, index, _field("status.podIP"), _text)
-    own = {one.name for one in settings.env}
-    if "HOME" not in own:
+    requested = {variable.name for variable in settings.env}
+    if "HOME" not in requested:
         # A writable folder for libraries.
         values["HOME"] = _text(_MOUNTS["scratch"])
     if has_account(role, config.run.spec.agent):
         values[contract.ENV_SERVICE_ACCOUNT] = _text(_SERVICE_ACCOUNT)
-    if own and role in contract.VARIABLES_OF_CODE:
+    if requested and role in contract.VARIABLES_OF_CODE:
         # The variables that reward functions or tools may read; never the operator's own.
-        names = " ".join(one.name for one in settings.env)
+        names = " ".join(variable.name for variable in settings.env)
         values[contract.VARIABLES_OF_CODE[role]] = _text(names)
-    ours = [{"name": name, **value} for name, value in values.items()]
-    return [*ours, *map(_variable, settings.env)]
+    required = [{"name": name, **value} for name, value in values.items()]
+    return [*required, *map(_variable, settings.env)]
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -150,11 +150,11 @@ def _placements(answer: kueue.Answer, facts: GangFacts) -> dict[str, Placement]:
 
 def _joined(parts: tuple[Placement, ...]) -> Placement:
     return Placement(
-        node_selector={key: value for one in parts for key, value in one.node_selector.items()},
-        tolerations=tuple(toleration for one in parts for toleration in one.tolerations),
-        labels={key: value for one in parts for key, value in one.labels.items()},
-        annotations={key: value for one in parts for key, value in one.annotations.items()},
-        gates=tuple(gate for one in parts for gate in one.gates),
+        node_selector={key: value for part in parts for key, value in part.node_selector.items()},
+        tolerations=tuple(toleration for part in parts for toleration in part.tolerations),
+        labels={key: value for part in parts for key, value in part.labels.items()},
+        annotations={key: value for part in parts for key, value in part.annotations.items()},
+        gates=tuple(gate for part in parts for gate in part.gates),
     )
 
 

@@ -191,15 +191,15 @@ def _is_same_loss(pod: Pod, last: FailureRecord | None, now: Time) -> bool:
 
 
 def _last_record(role: str, records: tuple[FailureRecord, ...]) -> FailureRecord | None:
-    return next((one for one in reversed(records) if one.role == role), None)
+    return next((record for record in reversed(records) if record.role == role), None)
 
 
 def trim_records(records: tuple[FailureRecord, ...]) -> tuple[FailureRecord, ...]:
     """The records that the status keeps: the latest ones, and the last of each role."""
-    last = {one.role: one for one in records}
-    others = [one for one in records if one is not last[one.role]]
+    last = {record.role: record for record in records}
+    others = [record for record in records if record is not last[record.role]]
     dropped = others[: max(0, len(records) - RECORDS_KEPT)]
-    return tuple(one for one in records if one not in dropped)
+    return tuple(record for record in records if record not in dropped)
 
 
 def losses(role: RoleStatus | None, record: FailureRecord) -> int:

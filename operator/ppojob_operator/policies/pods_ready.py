@@ -40,11 +40,10 @@ def wanted_pods(topology: Topology) -> PodNames:
 
 def accepted_pods(job: Job) -> PodNames:
     """The pods of the last valid spec, from the status."""
-    found = ((cast("RoleName", one.name), one.replicas) for one in job.status.roles)
     return {
-        role: tuple(pod_name(job.name, role, index) for index in range(replicas))
-        for role, replicas in found
-        if role in ROLE_SLUGS
+        role: tuple(pod_name(job.name, role, index) for index in range(status.replicas))
+        for status in job.status.roles
+        if (role := cast("RoleName", status.name)) in ROLE_SLUGS
     }
 
 
@@ -54,17 +53,17 @@ def pods_ready(roles: PodNames, observed: Observed, seconds: float) -> ObservedC
     It has the most important of the reasons; `obstacles` has their order.
     """
     wanted = sum(map(len, roles.values()))
-    there = (pod for pod in observed.pods if pod.role in roles)
-    ready = sum(pod.is_ready and not pod.is_deleting for pod in there)
+    existing = (pod for pod in observed.pods if pod.role in roles)
+    ready = sum(pod.is_ready and not pod.is_deleting for pod in existing)
     if ready >= wanted and not missing_pods(roles, observed):
         return ObservedCondition(
             "PodsReady", True, "AllPodsReady", f"{wanted} of {wanted} pods are ready"
         )
     head = f"{ready} of {wanted} pods are ready"
-    for reason, found in obstacles(roles, observed):
+    for reason, lines in obstacles(roles, observed):
         # Pods are created one by one: naming each missing pod would cost a status write for each.
-        if found and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
-            return ObservedCondition("PodsReady", False, reason, f"{head}; {first_of(found)}")
+        if lines and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
+            return ObservedCondition("PodsReady", False, reason, f"{head}; {first_of(lines)}")
     return ObservedCondition("PodsReady", False, "Starting", head)
 
 
@@ -75,8 +74,10 @@ def first_of(lines: Sequence[str]) -> str:
 
 def missing_pods(wanted: PodNames, observed: Observed) -> list[tuple[RoleName, str]]:
     """Role and name of each pod that does not exist."""
-    there = {pod.name for pod in observed.pods}
-    return [(role, name) for role, names in wanted.items() for name in names if name not in there]
+    existing = {pod.name for pod in observed.pods}
+    return [
+        (role, name) for role, names in wanted.items() for name in names if name not in existing
+    ]
 
 
 def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[str]]]:
@@ -86,7 +87,7 @@ def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[s
     yield "NodeLost", [_line(pod, f"node {pod.node} does not respond") for pod in lost]
     waiting = [pod for pod in pods if pod.waiting_reason not in _STARTING]
     lines = {pod: _line(pod, f"{pod.waiting_reason}: {pod.waiting_message}") for pod in waiting}
-    yield "ImageUnavailable", [lines[one] for one in lines if one.waiting_reason in IMAGE_REASONS]
+    yield "ImageUnavailable", [lines[pod] for pod in lines if pod.waiting_reason in IMAGE_REASONS]
     yield "Unschedulable", [_line(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
     missing, denials = missing_pods(roles, observed), observed.denials
     yield (
@@ -99,7 +100,7 @@ def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[s
     )
     yield (
         "ContainerWaiting",
-        [lines[one] for one in lines if one.waiting_reason not in IMAGE_REASONS],
+        [lines[pod] for pod in lines if pod.waiting_reason not in IMAGE_REASONS],
     )
     failed = [pod for pod in pods if pod.phase == "Failed"]
     yield "PodFailed", [_line(pod, f"{pod.reason}: {pod.message}") for pod in failed]
