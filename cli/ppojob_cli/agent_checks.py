@@ -39,7 +39,9 @@ def _check(
     """Check the conversations of one agent; `place` is the field with its format."""
     form, chat = FORMATS[agent.format], template.chat
     errors: list[Problem | str] = [*_unknown_tokens(place, agent.format, chat)]
-    has_users = bool(agent.interactions)
+    has_users = len(agent.interactions) > len(agent.agent_loops)  # which write their own tokens
+    if agent.agent_loops and not has_users and not agent.tools:
+        return errors, []
     if form.answer is not None and not has_users:  # its own text separates the turns
         return errors, []
     if not chat.has_template:

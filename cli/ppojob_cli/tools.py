@@ -32,7 +32,7 @@ _PYTHON = re.compile(r"(?P<path>.+\.py)(:(?P<environment>\w+))?")
 def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
     """Print spec.agent of tools in Python, YAML or an MCP server.
 
-    The YAML is verl's, of tools or of interactions. Of a Python file the tools are all public
+    The YAML is verl's, of tools, interactions or agent loops. Of a Python file the tools are all public
     functions, or those that verl's @function_tool marks; of FILE.py:CLASS they are the methods of
     that class, an environment. Descriptions come from signatures and docstrings; the file itself is
     not copied. Of an MCP server it prints all tools, with what a job needs to call them.
@@ -45,6 +45,9 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
         agent = _of_server(str(mcp), name, key_variable)
     elif file.endswith((".yaml", ".yml", ".json")):
         agent = read_verl_agent(file)
+        users = agent.get("interactions", [])
+        if users and all(one.get("interface") == "agent_loop" for one in users):
+            agent["default"] = users[0]["name"]
     elif (found := _PYTHON.fullmatch(file)) is not None:
         agent = {"tools": _of_python(found["path"], found["environment"] or "")}
     else:

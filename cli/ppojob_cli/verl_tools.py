@@ -1,4 +1,4 @@
-"""Conversion of verl's YAML files of tools and interactions to `spec.agent`."""
+"""Conversion of verl's YAML files of tools, interactions and agent loops to `spec.agent`."""
 
 import os
 import sys
@@ -27,18 +27,28 @@ _INSTEAD: Final = {
 _FORM: Final = {
     "tools": "a list of {class_name, config, tool_schema}",
     "interaction": "a list of {name, class_name, config}",
+    "agent_loops": "a list of {name, _target_, ...}",
 }
-_NAMES: Final = {"tools": "tools", "interaction": "interactions"}
+_NAMES: Final = {
+    "tools": "tools",
+    "interaction": "interactions",
+    "agent_loops": "interactions",
+}
 """Names of verl's lists in `spec.agent`."""
 _PROPERTY: Final = ("type", "description", "enum")
 """Keys of an argument that verl passes to the model."""
 
 
 def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Convert the tools and interactions of a file to parts of `spec.agent`."""
+    """Convert the tools and interactions of a file to parts of `spec.agent`.
+
+    A list alone are agent loops.
+    """
     read = manifest.read_file(path)
     problems = list(read.problems)
     value = read.value if isinstance(read.value, dict) else {}
+    if isinstance(read.value, list):
+        value = {"agent_loops": read.value}
     lists = {key: value[key] for key in _FORM if key in value} or {"tools": value.get("tools")}
     found: dict[str, list[dict[str, Any]]] = {}
     for key, items in lists.items():
@@ -49,7 +59,7 @@ def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
         own = found.setdefault(_NAMES[key], [])
         for index, item in enumerate(items if isinstance(items, list) else ()):
             one = _Item(f"{read.name}: {key}[{index}]", item, Path(path).parent)
-            own.append(one.tool() if key == "tools" else one.interaction())
+            own.append(_READERS[key](one))
             problems += one.problems
     if problems:
         raise InputError("\n".join(map(str, problems)))
@@ -108,7 +118,17 @@ class _Item:
             **({"config": config} if config else {}),
         }
 
-    def _source(self, name: str) -> dict[str, str]:
+    def agent_loop(self) -> dict[str, Any]:
+        """Convert to an agent loop; what else stands there goes to its constructor."""
+        config = {key: one for key, one in self._item.items() if key not in ("name", "_target_")}
+        return {
+            "name": self._item.get("name") or "",
+            "interface": "agent_loop",
+            "source": self._source(str(self._item.get("_target_", "")), "_target_"),
+            **({"config": config} if config else {}),
+        }
+
+    def _source(self, name: str, field: str = "class_name") -> dict[str, str]:
         if ".py:" in name:
             file, _, kind = name.rpartition(":")
             places = [Path(file), self._folder / file]
@@ -119,7 +139,7 @@ class _Item:
         found = next((place for place in places if place.is_file()), None)
         if found is None:
             self._wrong(
-                "class_name",
+                field,
                 name or None,
                 "no such file in the folder of this one, here, or in an installed package",
                 _INSTEAD.get(name, "package.module.Class, or FILE.py:Class"),
@@ -133,6 +153,13 @@ class _Item:
         got = ABSENT if value is None else shown(value)
         where = f"{self._where}.{field}"
         self.problems.append(Problem(where, got, why, allowed, ReasonCode.BAD_FORM))
+
+
+_READERS: Final = {
+    "tools": _Item.tool,
+    "interaction": _Item.interaction,
+    "agent_loops": _Item.agent_loop,
+}
 
 
 def _parameters(parameters: Any) -> Any:

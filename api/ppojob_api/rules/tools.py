@@ -40,6 +40,13 @@ TOOL_RULES = rules(
     spec.agent | default | NotOneOf | here
         there is no agent of this name; one of $AGENTS, or a name in agent.agents
     must: self.default in $AGENT_WORDS || self.agents.exists_one(one, one.name == self.default)
+        || !self.interactions.all(one, one.interface != 'agent_loop' || one.name != self.default)
+
+    spec.agent | default | Required | here
+        an agent loop answers only rows that name it; its name, for rows without agent_name
+    when: self.interactions.size() > 0 && self.default == 'tool_agent'
+        && !self.agents.exists_one(one, one.name == self.default)
+    must: !self.interactions.all(one, one.interface == 'agent_loop')
 
     spec.agent | default | Conflict | here
         a query is a call of the tool search, and there is none; a tool of this name in agent.tools

@@ -45,7 +45,7 @@ class UserSource(CodeSource):
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class with verl's `generate_response`, in that file; absent: the interaction's
     name. A generator function is a loop around the model; with `interface: openai` the function is
-    a program."""
+    a program, with `interface: agent_loop` it is a subclass of verl's `AgentLoopBase`."""
 
 
 class ToolSource(CodeSource):
@@ -179,12 +179,14 @@ class InteractionSpec(Section):
     source: UserSource | None = None
     """Its code; absent: the built-in interaction of that name. verl: interaction[].class_name."""
 
-    interface: Literal["messages", "openai"] = "messages"
+    interface: Literal["messages", "openai", "agent_loop"] = "messages"
     """messages: it gets the messages and returns an answer. openai: it is a program that calls the
-    model itself, with OpenAI's chat completions at OPENAI_BASE_URL."""
+    model itself, with OpenAI's chat completions at OPENAI_BASE_URL. agent_loop: it is one of verl's
+    agent loops, whose `run` asks for tokens behind tokens; rows select it by `agent_name`."""
 
     config: Arguments = Field(default_factory=dict)
-    """Settings for constructing a class. verl: interaction[].config."""
+    """Settings for constructing a class; of an agent loop its further arguments. verl:
+    interaction[].config, agent_loop_config_path."""
 
     time_limit_seconds: Seconds = 30.0
     """Time limit of an answer; a longer one is killed."""
@@ -239,8 +241,8 @@ class AgentSpec(Section):
     multi_turn.interaction_config_path."""
 
     agents: Annotated[Items[NamedAgentSpec], Field(max_length=64)] = ()
-    """Agents for rows that name them, in addition to the built-in ones. verl:
-    agent.agent_loop_config_path."""
+    """Agents for rows that name them, in addition to the built-in ones and the agent loops of
+    `interactions`. verl: agent.agent_loop_config_path."""
 
     default: ToolName = "tool_agent"
     """Agent of rows that name none. verl: agent.default_agent_loop, single_turn_agent."""
@@ -300,3 +302,8 @@ class AgentSpec(Section):
             elif source.function and "." in source.function:
                 found[tool.name] = source.function.partition(".")[0]
         return found
+
+    @property
+    def agent_loops(self) -> tuple[InteractionSpec, ...]:
+        """The interactions that are agent loops of verl."""
+        return tuple(one for one in self.interactions if one.interface == "agent_loop")

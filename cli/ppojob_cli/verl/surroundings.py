@@ -301,7 +301,8 @@ def data_shard(verl: Verl, job: Draft) -> None:
 
 def agent(verl: Verl, job: Draft) -> None:
     """Convert multi-turn conversations, if enabled."""
-    files = (f"{_TURNS}.tool_config_path", f"{_TURNS}.interaction_config_path")
+    loops = f"{_ROLLOUT}.agent.agent_loop_config_path"
+    files = (f"{_TURNS}.tool_config_path", f"{_TURNS}.interaction_config_path", loops)
     default = f"{_ROLLOUT}.agent.default_agent_loop"
     has_files = any(map(verl.is_given, (*files, f"{_TURNS}.function_tool_path")))
     if not verl[f"{_TURNS}.enable"] and not has_files and verl[default] == "single_turn_agent":
@@ -309,11 +310,8 @@ def agent(verl: Verl, job: Draft) -> None:
     job.set("spec.agent", {}, f"{_TURNS}.enable")
     for key in filter(verl.is_given, files):
         _of_file(job, key, str(verl[key]))
-    for key in (f"{_TURNS}.function_tool_path", f"{_ROLLOUT}.agent.agent_loop_config_path"):
-        if verl.is_given(key):
-            what = "its names are items of spec.agent.agents"
-            tools = f"ppojob tools {verl[key]} prints its tools"
-            job.leave_out(tools if "tool_path" in key else what, key)
+    if verl.is_given(key := f"{_TURNS}.function_tool_path"):
+        job.leave_out(f"ppojob tools {verl[key]} prints its tools", key)
     job.copy(default)
     if verl[default] == "single_turn_agent":
         why = f"rows without agent_name never call tools, as in verl; {default}=tool_agent for all"

@@ -78,6 +78,13 @@ interaction:
   - name: other
     class_name: "package/guesses.py:Other"
 """
+LOOPS = """\
+- name: my_agent
+  _target_: package.guesses.MyAgentLoop
+  depth: 3
+- name: other
+  _target_: package/guesses.py:Other
+"""
 FUNCTIONS = '''
 from typing import Literal, Optional
 import json
@@ -131,6 +138,11 @@ def test_verls_yaml_of_interactions(folder: Path) -> None:
     assert printed("users.yaml") == (HERE / "interactions_of_yaml.txt").read_text()
 
 
+def test_verls_yaml_of_agent_loops(folder: Path) -> None:
+    (folder / "loops.yaml").write_text(LOOPS)
+    assert printed("loops.yaml") == (HERE / "agent_loops_of_yaml.txt").read_text()
+
+
 @pytest.mark.processes
 def test_functions(folder: Path) -> None:
     (folder / "mine.py").write_text(FUNCTIONS)
@@ -159,6 +171,7 @@ FILES = {
     "no description.yaml": YAML.replace('description: "Another.", ', ""),
     "text.txt": "",
     "no users.yaml": "interaction: 7\n",
+    "no loop.yaml": "[{name: a, _target_: a.B}, 7]\n",
     "search of verl.yaml": YAML.replace(
         "package.guesses.Guess", "verl.tools.search_tool.SearchTool"
     ),

@@ -72,6 +72,16 @@ class Refuses:
         raise KeyError("depth")
     start_interaction = generate_response = finalize_interaction = None
 
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+class Idle(AgentLoopBase):
+    pass
+
+@register("stands_still")
+class Still(AgentLoopBase):
+    def run(self, sampling_params, **kwargs):
+        pass
+
 number = 7
 """
 
@@ -256,6 +266,11 @@ def test_users_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "async loop": user(file, "later_notes"),
         "program that is a class": user(file, "Bare", interface="openai"),
         "program that yields": user(file, "notes", interface="openai"),
+        "agent loop that is a function": user(file, "polite", interface="agent_loop"),
+        "agent loop of no name": user(file, "absent", interface="agent_loop"),
+        "agent loop that is another class": user(file, "Bare", interface="agent_loop"),
+        "agent loop without run": user(file, "Idle", interface="agent_loop"),
+        "agent loop that waits": user(file, "stands_still", interface="agent_loop"),
     }
     chosen = list(users.values()) if case == "all, behind a tool" else [users[case]]
     tools = [{"name": "calculator"}] if len(chosen) > 1 else []

@@ -45,6 +45,14 @@ _messages: Final = msgspec.json.Decoder(list[Message]).decode
 _model_request: Final = msgspec.json.Decoder(ModelRequest).decode
 
 
+_SAMPLING: Final = {
+    "messages": (),
+    "openai": ("temperature", "top_p"),
+    "agent_loop": ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+}
+"""Settings of the job that requests may repeat, by the interface of the user."""
+
+
 @dataclass
 class Episode:
     """One row."""
@@ -69,17 +77,20 @@ class Episode:
     def __post_init__(self) -> None:
         if self.state.conversation is None and self.user is not None:
             prompt, drawn = _messages(self.user.prompt), self.sampling
-            if self._is_program and self._form.images is not None:
+            if self._interface == "openai" and self._form.images is not None:
                 files = [file for file in unpacked(self.images) if is_image(file)]
                 prompt = with_hashed_parts(prompt, files)
-            named = {"temperature": drawn.temperature, "top_p": drawn.top_p}
-            sampling = named if self._is_program else {}
+            names = _SAMPLING[self._interface]
+            sampling = {name: getattr(drawn, name) for name in names}
             self.state.conversation = Conversation(prompt, len(prompt), sampling=sampling)
+            if self._is_agent_loop:
+                self.state.conversation.ids = list(self.prompt)
 
     def opening(self) -> Turn:
         """Return what the row waits for before the first turn: a program's first request."""
         if not self._is_program or self.state.answered:
             return Turn()
+        self._conversation.began = self._form.chat.began if self._is_agent_loop else 0.0
         self.state.is_waiting = True
         return self._user_call()
 
@@ -120,10 +131,10 @@ class Episode:
 
         Tools get those of its context so far, a program those of the prompt.
         """
-        form = self._form.images
-        if form is None or (calls[0].to_user and not self._is_program):
+        form, is_asked = self._form.images, self._interface == "openai"
+        if form is None or (calls[0].to_user and not is_asked):
             return None
-        shown = self.images if self._is_program else self._images
+        shown = self.images if is_asked else self._images
         files = [file for file in unpacked(shown) if is_image(file)]
         return [SeenImage(file, *form.size_of(file)) for file in files]
 
@@ -164,17 +175,23 @@ class Episode:
         whole = ("stop", "length") if goes_on else ("stop",)
         if self.form is None or response.finish_reason not in whole:
             return Turn()
-        if self._tokens >= self.response_tokens:
-            return Turn()
-        if state.turns >= (agent.max_assistant_turns or math.inf):
-            return Turn()
-        if self._replies >= (agent.max_user_turns or math.inf):
+        # An agent loop ends by itself at a limit, with a score, or it makes its row end.
+        if self._is_at_limit and not self._is_agent_loop:
             return Turn()
         if state.of_user and state.of_user[-1].ends:  # a program without a request
             return Turn()
         wanted = self._wanted(state.written)
         state.is_waiting = bool(wanted.calls or wanted.reply)
         return wanted
+
+    @property
+    def _is_at_limit(self) -> bool:
+        """Whether the row has no further turn of the model."""
+        return (
+            self._tokens >= self.response_tokens
+            or self.state.turns >= (self.agent.max_assistant_turns or math.inf)
+            or self._replies >= (self.agent.max_user_turns or math.inf)
+        )
 
     def _wanted(self, written: Sequence[int]) -> Turn:
         """Return what a turn with an answer waits for."""
@@ -200,9 +217,11 @@ class Episode:
         """Record the finished turn for the program."""
         state, conversation = self.state, self._conversation
         most = self.agent.max_parallel_calls
-        message = self._form.assistant_message(written, conversation.tools, state.turns, most)
-        for stop in conversation.user_turns[-1].stop:
-            message["content"] = message["content"].partition(stop)[0]
+        message: Message = {"ids": list(written)}
+        if not self._is_agent_loop:
+            message = self._form.assistant_message(written, conversation.tools, state.turns, most)
+            for stop in conversation.user_turns[-1].stop:
+                message["content"] = message["content"].partition(stop)[0]
         is_whole = "tool_calls" in message and state.finish_reason == "stop"
         read = _tokens(state.segments[state.context : state.turn_began])
         read += len(self.prompt) if state.contexts == 1 else 0
@@ -282,9 +301,14 @@ class Episode:
         """Store a program's request for the next turn."""
         state, conversation, request = self.state, self._conversation, _model_request(answer.asked)
         opens, wrong = not conversation.user_turns, ""
+        if self._is_at_limit and not opens:
+            return answer
         given: list[int] = []
         try:
-            given = self._form.encode_request(state.written, request, answer.images)
+            if self._is_agent_loop:
+                given = [one for message in request.messages for one in message["ids"]]
+            else:
+                given = self._form.encode_request(state.written, request, answer.images)
             if request.json_schema:
                 json_grammar(request.json_schema, self._form.chat).matcher().allowed(0)
         except (BadChatTemplate, GrammarError) as refused:
@@ -359,16 +383,22 @@ class Episode:
             tool_rewards=[answer.reward for answer in state.answers],
             given_tokens=sum(len(s.tokens) for s in state.segments if not s.is_trained),
             turn_scores=[answer.reward for answer in state.of_user] if self.user else None,
-            environment_score=state.score.reward if state.score else None,
+            environment_score=state.score.reward if state.score else self._score_of_loop,
             # A prompt that a program did not use counts as none.
             contexts=state.contexts - any(one.begins_context for one in state.segments[:1]),
         )
 
     @property
+    def _score_of_loop(self) -> float | None:
+        """Return the score of an agent loop, 0 if it has not ended by itself; None for others."""
+        ends = [one.reward for one in self.state.of_user if one.ends]
+        return (ends or [0.0])[-1] if self._is_agent_loop else None
+
+    @property
     def trajectory(self) -> Trajectory:
         """Return the row, once it is over."""
         state = self.state
-        segments = tuple(state.segments)
+        segments = self._without_masked_turns()
         if self.agent.tool_failure == "mask" and self.figures.tool_failures:
             segments = tuple(
                 Segment(one.tokens, begins_context=one.begins_context) for one in segments
@@ -382,13 +412,39 @@ class Episode:
             images=tuple(state.shown),
         )
 
+    def _without_masked_turns(self) -> tuple[Segment, ...]:
+        """Return the segments, those of turns that its agent loop masks as if they were given."""
+        state = self.state
+        masked = {number for one in state.of_user for number in one.masked}
+        if not masked:
+            return tuple(state.segments)
+        lengths = [one.completion_tokens for one in self._conversation.model_turns]
+        turns = (number for number, length in enumerate(lengths) for _ in range(length))
+        found = []
+        for one in state.segments:
+            if one.is_trained:
+                (turn, *_) = [next(turns) for _ in one.tokens]
+                if turn in masked:
+                    one = Segment(one.tokens, reward=one.reward, begins_context=one.begins_context)
+            found.append(one)
+        return tuple(found)
+
+    @property
+    def _interface(self) -> str:
+        """Return the interface of its user."""
+        name = self.user and self.user.name
+        return next(
+            (one.interface for one in self.agent.interactions if one.name == name), "messages"
+        )
+
     @property
     def _is_program(self) -> bool:
-        """Whether its user is a program."""
-        name = self.user and self.user.name
-        return any(
-            one.name == name and one.interface == "openai" for one in self.agent.interactions
-        )
+        """Whether its user asks the model itself, as programs and agent loops do."""
+        return self._interface != "messages"
+
+    @property
+    def _is_agent_loop(self) -> bool:
+        return self._interface == "agent_loop"
 
     @property
     def _replies(self) -> int:

@@ -24,8 +24,12 @@ def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
 
     Built in, by verl's names: `tool_agent` has all settings of the job, `single_turn_agent` one
     turn without tools, `react_agent` no user, and `search_r1` only the tool `search`, if there is
-    one. A job may define agents of these names itself.
+    one. A job may define agents of these names itself. Rows name an agent loop as an agent, whose
+    only user it is.
     """
+    loops = agent.agent_loops
+    users = tuple(one for one in agent.interactions if one not in loops)
+    agent = agent.model_copy(update={"interactions": users})
     found = {
         "tool_agent": agent,
         "single_turn_agent": agent.model_copy(update=_SINGLE),
@@ -35,7 +39,12 @@ def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
     if search:
         own = {"tools": search, "interactions": (), "format": "search_r1"}
         found["search_r1"] = agent.model_copy(update=own)
-    return found | {own.name: _named(agent, own) for own in agent.agents}
+    found |= {own.name: _named(agent, own) for own in agent.agents}
+    own_names = {own.name for own in agent.agents}
+    for loop in loops:
+        limits = found[loop.name] if loop.name in own_names else agent
+        found[loop.name] = limits.model_copy(update={"interactions": (loop,)})
+    return found
 
 
 def row_agents(agent: AgentSpec | None, calls: RowCalls | None = None) -> RowAgents | None:
@@ -47,14 +56,16 @@ def row_agents(agent: AgentSpec | None, calls: RowCalls | None = None) -> RowAge
         return None
     return RowAgents(
         agents={
-            name: RowAgent(tool_schemas(one), bool(one.interactions))
+            name: RowAgent(tool_schemas(one), bool(one.interactions) and not one.agent_loops)
             for name, one in agents_of(agent).items()
         },
         default=agent.default,
         users={
             one.name: USERS[one.name].problem if one.source is None else lambda _arguments: None
             for one in agent.interactions
+            if one not in agent.agent_loops
         },
+        loops=frozenset(one.name for one in agent.agent_loops),
         calls={name: partial(call_problem, own) for name, own in (calls or {}).items()},
         names_images=agent.containers is not None and agent.containers.image is None,
     )

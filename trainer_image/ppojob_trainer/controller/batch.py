@@ -138,15 +138,20 @@ class Batch:
     def prompt_of(self, row: int) -> PromptRow:
         return self.prompts[row // self.samples]
 
-    def prompt_tokens(self, first: int, last: int, given: int = 0) -> list[PromptTokens]:
-        """Return the message of a range of prompts, with at most `given` responses of the data."""
+    def prompt_tokens(
+        self, first: int, last: int, given: int = 0, loops: Collection[str] = ()
+    ) -> list[PromptTokens]:
+        """Return the message of a range of prompts, with at most `given` responses of the data.
+
+        `loops` are the names of agent loops.
+        """
         return [
             PromptTokens(
                 prompt.index,
                 list(prompt.token_ids),
                 created_tools(prompt.extra_info),
                 selected_tools(prompt.extra_info),
-                interaction_of(prompt),
+                interaction_of(prompt, loops),
                 prompt.agent,
                 prompt.images,
                 list(prompt.teacher_token_ids),
@@ -263,9 +268,20 @@ class Batch:
         self.extras = [score.extras for score in ordered]
 
 
-def interaction_of(prompt: PromptRow) -> Interaction | None:
-    """Return a row's user simulator (verl: `extra_info.interaction_kwargs`), or None."""
+def interaction_of(prompt: PromptRow, loops: Collection[str]) -> Interaction | None:
+    """Return a row's user simulator, or None.
+
+    It is an agent loop (verl: `agent_name`), which gets the row, or gets
+    `extra_info.interaction_kwargs`.
+    """
     arguments = prompt.extra_info.get(INTERACTION)
+    if prompt.agent in loops:
+        arguments = {
+            "name": prompt.agent,
+            "data_source": prompt.data_source,
+            "reward_model": {"ground_truth": prompt.ground_truth, "style": "rule"},
+            "extra_info": dict(prompt.extra_info),
+        }
     if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
         return None
     messages = prompt.prompt

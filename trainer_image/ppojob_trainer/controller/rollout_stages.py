@@ -5,7 +5,7 @@ on the row tape are loaded instead of generated.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -61,6 +61,7 @@ class RolloutStages:
     tape: RowTape
     chunk_bytes: int = CHUNK_BYTES  # limit of one request of `write_rows`
     has_turns: bool = False  # whether rows are multi-turn
+    loops: Collection[str] = ()  # names of agents that are agent loops
     given: int = 0  # maximum number of responses per prompt that come from the data
     began: float = 0.0  # start of the run, in unix seconds
     tools: RoleGroup | None = None  # role that runs tool calls; None without tools
@@ -147,7 +148,7 @@ class RolloutStages:
                 purpose=batch.purpose,
                 step=batch.step,
                 first=first,
-                prompts=batch.prompt_tokens(first, last, self.given),
+                prompts=batch.prompt_tokens(first, last, self.given, self.loops),
                 samples=batch.samples,
                 kept=kept,
                 round=batch.round,

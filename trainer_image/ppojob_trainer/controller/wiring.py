@@ -182,6 +182,7 @@ class Wiring:
             Scoring(self.roles, hosts.get("reward"), model),
             self.tape,
             has_turns=spec.agent is not None,
+            loops=[one.name for one in spec.agent.agent_loops] if spec.agent else (),
             given=0 if guidance is None else guidance.samples,
             began=self.began,
             tools=hosts.get("tools"),

@@ -72,11 +72,10 @@ class ChatTokenizer(Closeable):
         self._setting = setting
         self.tools = tools
         self._renderer: TemplateRenderer | None = None
+        self.began = time.time() if began is None else began
         self._parts: bool | None = None
         if files.chat_template is not None:
-            self._renderer = TemplateRenderer(
-                files.chat_template, files.template_file, time.time() if began is None else began
-            )
+            self._renderer = TemplateRenderer(files.chat_template, files.template_file, self.began)
         self.eos_token_ids = files.end_token_ids
         self.pad_token_id = files.pad_token_id
         self.images, self.why_no_media = read_form(model), why_no_media(model)
@@ -248,6 +247,7 @@ class ChatTokenizer(Closeable):
 
     def set_time(self, began: float) -> None:
         """Set the time of the template's ``strftime_now``, in Unix seconds."""
+        self.began = began
         if self._renderer is not None:
             self._renderer.set_time(began)
 

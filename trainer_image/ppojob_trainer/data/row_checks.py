@@ -56,7 +56,7 @@ class RowAgents:
     `calls` checks those whose code is here.
 
     `default` is the agent of rows without a name. With `names_images` rows name the image of their
-    container.
+    container. Agents in `loops` are verl's agent loops.
     """
 
     agents: Mapping[str, RowAgent]
@@ -64,6 +64,7 @@ class RowAgents:
     users: Mapping[str, UserProblem]
     names_images: bool = False
     calls: Mapping[str, CallProblem] = field(default_factory=dict)
+    loops: Collection[str] = ()
 
     def name(self, row: PromptRow) -> str:
         return row.agent or self.default

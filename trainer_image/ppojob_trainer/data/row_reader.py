@@ -187,7 +187,10 @@ class RowReader:
         files, behind = self._read_media(cells, row.prompt, later, form)
         if not files and not behind:
             return row, ()
-        if why := self.chat.why_no_images(row.data_source):
+        why = self.chat.why_no_images(row.data_source)
+        if self.agents is not None and self.agents.name(row) in self.agents.loops:
+            why = f"{self.agents.name(row)} is an agent loop, which gets text"
+        if why:
             medium = next(one for one in self.media if cells.get(one.column))
             raise BadCell(medium.column, f"{medium.noun}s", why, "rows without this column")
         size = sum(len(file) for file in [*files, *behind] if images.is_image(file))

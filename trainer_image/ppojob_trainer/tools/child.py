@@ -32,6 +32,7 @@ from ppojob_trainer.tools.custom import (
     Tool,
     User,
     http_tool,
+    load_agent_loop,
     load_environment,
     load_program,
     load_tool,
@@ -72,6 +73,7 @@ class Tools:
         self._request: wire.LoadTools
         self._agent: wire.AgentCode
         self._listener: socket | None = None
+        self._agent_loop: Callable[..., User] | None = None
         self._imports = ImportFolder()
         self._methods: dict[int, Method] = {}
         self._row_calls: dict[str, list[wire.RowCall]] = {}
@@ -95,6 +97,16 @@ class Tools:
         if any(one.interface == "openai" for one in agent.interactions):
             self._listener = open_listener()
         problems = self._open_servers()
+        if request.policy is not None:
+            from ppojob_trainer.tools import agent_loop  # late: transformers imports slowly
+
+            try:
+                tokenizer = agent_loop.LoopTokenizer.of(request.policy)
+            except ConfigError as wrong:
+                problems += wrong.problems
+            else:
+                settings = request.policy.settings
+                self._agent_loop = partial(agent_loop.AgentLoop, tokenizer, settings)
         modules: dict[str, ModuleType] = {}
         answering: list[tuple[str, wire.ToolCode | wire.UserCode]] = [
             *((f"tools[{number}]", tool) for number, tool in enumerate(agent.tools)),
@@ -108,6 +120,7 @@ class Tools:
         tools = enumerate(self._tools)
         self._methods |= {at: one.call for at, one in tools if isinstance(one.call, Method)}
         loops = [one.name for one in self._tools if isinstance(one.call, Loop | Program)]
+        loops += [one.name for one in agent.interactions if one.interface == "agent_loop"]
         scores = any(method.kind.scores for method in self._methods.values())
         return wire.ToolsLoaded(problems, loops, scores, self._row_calls)
 
@@ -133,6 +146,9 @@ class Tools:
             if isinstance(value, wire.ModelRequest):
                 asked = _encode_json(msgspec.structs.replace(value, images=[]))
                 return wire.ToolCalled(number, ToolAnswer("", asked=asked), value.images)
+            if isinstance(value, wire.LoopEnded):
+                ended = ToolAnswer("", value.score, ends=True, masked=value.masked)
+                return wire.ToolCalled(number, ended)
             if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
                 encoded = _encode_json(context) if context else b""
@@ -188,14 +204,7 @@ class Tools:
         folder = str(Path(path).resolve().parent) if path else ""
         self._imports.enter(folder)
         if isinstance(one, wire.UserCode):
-            user: User | Program
-            if self._listener and one.interface == "openai":
-                user = Program(load_program(path, name, one, modules), self._listener)
-            else:
-                user = load_user(path, name, one, modules) if path else USERS[name].answer
-            if path:
-                self._row_calls[one.name] = row_calls(vars(modules[path])[name])
-            return _Loaded(one.name, user, True, folder)
+            return _Loaded(one.name, self._user(one, path, name, modules), True, folder)
         tool: Tool | Method
         if path and "." in name:
             tool = load_environment(path, name, one, modules)
@@ -204,6 +213,22 @@ class Tools:
         else:
             tool = self._without_file(one)
         return _Loaded(one.name, tool, False, folder)
+
+    def _user(
+        self, one: wire.UserCode, path: str, name: str, modules: dict[str, ModuleType]
+    ) -> User | Program:
+        if not path:
+            return USERS[name].answer
+        if one.interface == "agent_loop":
+            kind = load_agent_loop(path, name, one, modules)
+            return self._agent_loop(kind, one.config) if self._agent_loop else _answered_elsewhere
+        user: User | Program
+        if self._listener and one.interface == "openai":
+            user = Program(load_program(path, name, one, modules), self._listener)
+        else:
+            user = load_user(path, name, one, modules)
+        self._row_calls[one.name] = row_calls(vars(modules[path])[name])
+        return user
 
     def _without_file(self, tool: wire.ToolCode) -> Tool | Method:
         source = tool.source or wire.Source()

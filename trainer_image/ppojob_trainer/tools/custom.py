@@ -42,6 +42,7 @@ awaitable of it.
 _TOOLS: Final = "a function, a class with verl's execute, or CLASS.METHOD of an environment"
 _USERS: Final = "a function, or a class with verl's generate_response"
 _PROGRAMS: Final = "a function that calls the model at OPENAI_BASE_URL"
+_LOOPS: Final = "a subclass of verl's AgentLoopBase with async def run"
 IMAGES: Final = "images"
 """Argument of a function for the images of the row; it is not in the model's schema."""
 SEEN_SIZE: Final = "seen_size"
@@ -94,11 +95,41 @@ def load_program(
     path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
     """Load an agent program, a function that calls the model; see `load_tool`."""
+    verl_imports.provide()
     found = _named_in(path, name, user.config, modules, _PROGRAMS)
     if isinstance(found, type) or inspect.isgeneratorfunction(inspect.unwrap(found)):
         got = f"{name}, " + ("a class" if isinstance(found, type) else "which yields")
         raise ConfigError(f"source.function: got {got}: interface is openai; {_PROGRAMS}")
     return found
+
+
+def load_agent_loop(
+    path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
+) -> Callable[..., object]:
+    """Load an agent loop, by its name or the one it is registered by; see `load_tool`."""
+    verl_imports.provide()
+    found: Any = vars(_imported(path, modules)).get(name)
+    if found is None:
+        from ppojob_trainer.tools.verl_agent_loops import REGISTERED  # late: as in `verl_imports`
+
+        found = REGISTERED.get(name) or _named_in(path, name, user.config, modules, _LOOPS)
+    if why := _no_agent_loop(found):
+        raise ConfigError(f"source.function: got {name}, {why}: interface is agent_loop; {_LOOPS}")
+    loop: Callable[..., object] = found
+    return loop
+
+
+def _no_agent_loop(found: object) -> str:
+    """Return why an object is no agent loop; empty if it is one."""
+    if not isinstance(found, type):
+        return "which is no class"
+    if all(base.__name__ != "AgentLoopBase" for base in found.__mro__):
+        return "which is no such subclass"
+    own = next(base for base in found.__mro__ if "run" in vars(base))
+    if own.__name__ == "AgentLoopBase":
+        return "which has no run"
+    run = inspect.unwrap(vars(own)["run"])
+    return "" if inspect.iscoroutinefunction(run) else "whose run is not async"
 
 
 def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
@@ -144,15 +175,8 @@ def _named_in(
     modules: dict[str, ModuleType],
     allowed: str,
 ) -> Callable[..., object]:
-    """Return a function or class of a file, which is imported once; only classes take settings."""
-    module = modules.get(path)
-    if module is None:
-        try:
-            module = load_module(path, f"ppojob_tools_{len(modules)}", pod="tools")
-        except BadInput as bad:
-            raise ConfigError(f"{source_field(path)}: {bad}") from None
-        modules[path] = module
-    found: object = vars(module).get(name)
+    """Return a function or class of a file; only classes take settings."""
+    found: object = vars(_imported(path, modules)).get(name)
     if found is None:
         raise ConfigError(f"source.function: got {name}: {path} has no such name; {allowed}")
     if not callable(found):
@@ -164,6 +188,16 @@ def _named_in(
             "takes settings; remove it, or a class in verl's form"
         )
     return found
+
+
+def _imported(path: str, modules: dict[str, ModuleType]) -> ModuleType:
+    """Return the module of a file, which is imported once."""
+    if path not in modules:
+        try:
+            modules[path] = load_module(path, f"ppojob_tools_{len(modules)}", pod="tools")
+        except BadInput as bad:
+            raise ConfigError(f"{source_field(path)}: {bad}") from None
+    return modules[path]
 
 
 def _object_of(

@@ -174,11 +174,11 @@ class _Run:
         messages = _normalised(conversation.contexts(end)[-1])
         if request.messages != messages:
             got, earlier = first_difference(request.messages, messages)
-            raise _changed(got, f"it was {earlier}")
+            raise changed(got, f"it was {earlier}")
         for name in ("tools", "max_tokens", "stop", "json_schema"):
             if (now := getattr(request, name)) != (earlier := getattr(before, name)):
                 got, earlier = texts_around(now, earlier)
-                raise _changed(f"{name} {got}", f"it was {earlier}")
+                raise changed(f"{name} {got}", f"it was {earlier}")
         self._answered += 1
         message, turn = conversation.messages[end], conversation.model_turns[number]
         answer = completion(number, request.model, message, turn)
@@ -199,7 +199,7 @@ class _Run:
         if ended.bad:
             raise BadResult("BadAnswer", *ended.bad)
         if self._answered < len(self._conversation.user_turns):
-            raise _changed("its end", "it was another request")
+            raise changed("its end", "it was another request")
         if not self._answered:
             raise BadResult("BadAnswer", "its end", "a program calls the model at least once")
         return True, "", ended.score
@@ -321,7 +321,8 @@ def _normalised(messages: list[Message]) -> list[Message]:
         return messages
 
 
-def _changed(got: str, before: str) -> BadResult:
+def changed(got: str, before: str) -> BadResult:
+    """Return the error of a request that differs from the one of an earlier run."""
     return BadResult("BadAnswer", got, f"before, {before}; the same requests each time")
 
 

@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 class UserTurn(msgspec.Struct, frozen=True, array_like=True):
-    """An earlier answer of a user simulator, or request of a program."""
+    """An earlier answer of a user simulator, or request of a program or agent loop."""
 
     start: int  # number of messages before it
     messages: int = 1  # number of its messages
@@ -40,7 +40,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """A program's request to the model, or the messages of a user simulator."""
 
     # Normalised messages (`tools.requests.read_message`): all of a new context, else those after
-    # the last turn; none if the request is the prompt of the data.
+    # the last turn; none if the request is the prompt of the data. Of an agent loop their tokens,
+    # as one message, `{"ids": [...]}`.
     messages: list[Message]
     begins_context: bool = False
     tools: list[Message] = []
@@ -48,6 +49,13 @@ class ModelRequest(msgspec.Struct, frozen=True):
     stop: list[str] = []  # texts that also end the turn
     json_schema: str = ""  # of the turn; empty for none
     images: list[bytes] = []  # files of the images of `messages`, in order
+
+
+class LoopEnded(msgspec.Struct, frozen=True):
+    """The end of an agent loop: its score, and the numbers of the turns that are not trained."""
+
+    score: float
+    masked: list[int]
 
 
 class Conversation(msgspec.Struct):
@@ -62,6 +70,9 @@ class Conversation(msgspec.Struct):
     model_turns: list[ModelTurn] = msgspec.field(default_factory=list, name="drawn")
     # Of a program, settings of the job that it may repeat, by OpenAI's names.
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
+    # Of an agent loop, the tokens of the prompt, and the current time of its chat template.
+    ids: list[int] = msgspec.field(default_factory=list)
+    began: float = 0.0
 
     def add_request(self, request: ModelRequest) -> None:
         """Append a turn of the user simulator, or a program's request."""
@@ -137,10 +148,20 @@ class AgentCode(msgspec.Struct, frozen=True):
     tool_response_truncate_side: Side
 
 
+class Policy(msgspec.Struct, frozen=True):
+    """What agent loops read of the job: its tokenizer, and settings by verl's names."""
+
+    model: str
+    tokenizer: str | None
+    chat_template: str | None
+    settings: dict[str, Any]
+
+
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
     """Load the tools and users of a job; calls refer to them by position, first the tools."""
 
     agent: AgentCode
+    policy: Policy | None  # None: no agent loop is run
     elsewhere: list[str]  # names of tools that another role runs, which are not loaded
     compares: bool  # whether schemas are compared with those of the MCP servers
     sandbox: Settings

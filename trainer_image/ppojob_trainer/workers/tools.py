@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ppojob_trainer.tools.verl_settings import policy_of
+
 from ppojob_api.topology import retrieved_tools
 from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_api.well_known import pod_name
@@ -45,6 +47,7 @@ def open_tools_worker(
         processes=spec.roles.tools.cpu,
         variables=variables_of_code("tools"),
         elsewhere=[tool.name for tool in retrieved_tools(spec)],
+        policy=policy_of(environment.config) if spec.agent.agent_loops else None,
     ) as pool:
         yield ToolsWorker(pool)
 

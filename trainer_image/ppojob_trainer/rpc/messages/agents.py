@@ -55,6 +55,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     images: bytes = b""  # images before the text, packed by `data.images.packed`
     context: bytes = b""  # JSON list of the first messages of a new context; empty for none
     asked: bytes = b""  # `tools.wire.ModelRequest` of a program as JSON; empty for others
+    masked: list[int] = []  # of an agent loop at its end, numbers of turns that are not trained
 
 
 def reached_environment(answer: ToolAnswer) -> bool:
