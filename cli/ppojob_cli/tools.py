@@ -32,10 +32,11 @@ _PYTHON = re.compile(r"(?P<path>.+\.py)(:(?P<environment>\w+))?")
 def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
     """Print spec.agent of tools in Python, YAML or an MCP server.
 
-    The YAML is verl's, of tools, interactions or agent loops. Of a Python file the tools are all public
-    functions, or those that verl's @function_tool marks; of FILE.py:CLASS they are the methods of
-    that class, an environment. Descriptions come from signatures and docstrings; the file itself is
-    not copied. Of an MCP server it prints all tools, with what a job needs to call them.
+    The YAML is verl's, of tools, interactions or agent loops. Of a Python file the tools are all
+    public functions, or those that verl's @function_tool marks; of FILE.py:CLASS they are the
+    methods of that class, an environment. Descriptions come from signatures and docstrings; the
+    file itself is not copied. Of an MCP server it prints all tools, with what a job needs to call
+    them.
     """
     if (file is None) == (mcp is None):
         got = "both" if file else "neither"

@@ -10,6 +10,7 @@ from made_once import made_once
 
 USERS = '''
 import json, os, random, time, urllib.request
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.interactions.base import BaseInteraction
 
 class PatientInteraction(BaseInteraction):
@@ -58,6 +59,34 @@ def asks(messages, query):
         words = f"no {2 * number + 2} {ask(messages)['content'][:5]}"
         messages = [{"role": "user", "content": words}]
     return len(ask(messages)["content"]) / 10
+
+class RemembersAgentLoop(AgentLoopBase):
+    """A context of two turns, and another one; of odd rows the second turn is masked."""
+
+    def __init__(self, *args, seconds, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seconds = seconds
+
+    async def run(self, sampling_params, **row):
+        async def drawn(ids):
+            time.sleep(random.uniform(0.0, self.seconds))
+            params = {**sampling_params, "max_tokens": 16}
+            said = await self.server_manager.generate("x", prompt_ids=ids, sampling_params=params)
+            return said.token_ids
+
+        prompt = await self.apply_chat_template(row["raw_prompt"])
+        first = await drawn(prompt)
+        given = self.tokenizer.encode(f"user\\nno 1 {len(first)}", add_special_tokens=False)
+        second = await drawn(prompt + first + given)
+        mask = [1] * len(first) + [0] * len(given) + [1 - row["index"] % 2] * len(second)
+        words = f"no 2 {self.tokenizer.decode(second)[:5]}"
+        later = await self.apply_chat_template([{"role": "user", "content": words}])
+        third = await drawn(later)
+        parts = (prompt, first + given + second, mask), (later, third, [1] * len(third))
+        outputs = [AgentLoopOutput(prompt_ids=ids, response_ids=response, response_mask=mask,
+                                   metrics={}) for ids, response, mask in parts]
+        outputs[-1].reward_score = len(third) / 10
+        return outputs
 '''
 REWARD = '''
 def talk(data_source, solution_str, ground_truth, extra_info):
@@ -65,8 +94,9 @@ def talk(data_source, solution_str, ground_truth, extra_info):
     if "turn_scores" not in extra_info:  # of an agent without users
         assert "interaction_kwargs" not in extra_info and extra_info["num_turns"] == 2
         return {"score": len(solution_str) / 10, "asked": 0}
-    scores, name = extra_info["turn_scores"], extra_info["interaction_kwargs"]["name"]
-    assert len(scores) <= {"patient": 3, "brief": 1, "notes": 5, "asks": 5}[name]
+    scores, told = extra_info["turn_scores"], extra_info.get("interaction_kwargs", {})
+    most = {"patient": 3, "brief": 1, "notes": 5, "asks": 5, "remembers": 3}
+    assert len(scores) <= most[told.get("name", "remembers")]
     assert all(f"no {n + 1}" in solution_str for n in range(len(scores) - 1))
     return {"score": sum(scores) + extra_info["num_turns"], "asked": len(scores)}
 '''
@@ -94,6 +124,9 @@ def make_speaking_folder(folder: Path) -> None:
                 row["agent_name"] = "single_turn_agent"
             elif number % 5 == 3:
                 row["agent_name"] = "short"
+            elif number % 5 == 2:
+                del row["extra_info"]["interaction_kwargs"]
+                row["agent_name"] = "remembers"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -114,6 +147,12 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
         {"name": "brief", "source": source},
         {"name": "notes", "source": source},
         {"name": "asks", "source": source, "interface": "openai"},
+        {
+            "name": "remembers",
+            "source": {**source, "function": "RemembersAgentLoop"},
+            "interface": "agent_loop",
+            "config": {"seconds": seconds},
+        },
     ]
     spec = tiny_jobs.make_manifest(speaking)["spec"]
     sections = {
@@ -145,9 +184,16 @@ def undisturbed_speech(speaking_folder: Path, tmp_path_factory, fork_server: Non
 @pytest.mark.long
 def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed_speech: Path):
     steps = sorted((undisturbed_speech / "rollouts").iterdir())
-    asked: dict[str, list[int]] = {name: [] for name in (*NAMES, "short", "single")}
+    asked: dict[str, list[int]] = {name: [] for name in (*NAMES, "short", "single", "remembers")}
     for row in (row for step in steps for row in pq.read_table(step).to_pylist()):
         figures, told = json.loads(row["figures"]), json.loads(row["extra_info"])
+        if told["index"] % 5 == 2:
+            asked["remembers"].append(len(figures["turn_scores"]))
+            trained = [s["version"] is not None for s in row["segments"]]
+            assert trained == [True, False, told["index"] % 2 == 0, False, True]
+            assert [s["begins_context"] for s in row["segments"]] == [*[False] * 3, True, False]
+            assert figures["environment_score"] == figures["turn_scores"][-1] > 0
+            continue
         if "interaction_kwargs" not in told:
             asked["single"].append(len(row["segments"]))
             assert figures["num_turns"] == 2
@@ -176,6 +222,7 @@ def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed
         "asks": 5,
         "short": 1,
         "single": 1,
+        "remembers": 3,
     }
     lines = run_folders.metrics(undisturbed_speech)
     line = lines[1]

@@ -173,8 +173,8 @@ class InteractionSpec(Section):
     """A user simulator. It answers the turns of the model that call no tool."""
 
     name: ToolName
-    """Name by which rows select it: `extra_info.interaction_kwargs.name`. verl:
-    interaction[].name."""
+    """Name by which rows select it: `extra_info.interaction_kwargs.name`; of an agent loop
+    `agent_name`. verl: interaction[].name."""
 
     source: UserSource | None = None
     """Its code; absent: the built-in interaction of that name. verl: interaction[].class_name."""
@@ -196,7 +196,7 @@ class NamedAgentSpec(Section):
     """An agent for the rows that name it: `agent`, with the settings here replacing its own."""
 
     name: ToolName
-    """Name by which rows select it: the column `agent_name`. verl: agent_loop_config_path."""
+    """Name by which rows select it: the column `agent_name`."""
 
     tools: Annotated[Items[ToolName], Field(max_length=64)] | None = None
     """The tools of `agent.tools` that the model is shown and may call; absent: all."""
@@ -238,11 +238,11 @@ class AgentSpec(Section):
 
     interactions: Annotated[Items[InteractionSpec], Field(max_length=64)] = ()
     """User simulators; each row names the one that answers it. verl:
-    multi_turn.interaction_config_path."""
+    multi_turn.interaction_config_path, agent.agent_loop_config_path."""
 
     agents: Annotated[Items[NamedAgentSpec], Field(max_length=64)] = ()
     """Agents for rows that name them, in addition to the built-in ones and the agent loops of
-    `interactions`. verl: agent.agent_loop_config_path."""
+    `interactions`."""
 
     default: ToolName = "tool_agent"
     """Agent of rows that name none. verl: agent.default_agent_loop, single_turn_agent."""

@@ -1,6 +1,7 @@
 """Conversion of other settings: data, rewards, agents, pods, schedule and logging."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -308,8 +309,8 @@ def agent(verl: Verl, job: Draft) -> None:
     if not verl[f"{_TURNS}.enable"] and not has_files and verl[default] == "single_turn_agent":
         return
     job.set("spec.agent", {}, f"{_TURNS}.enable")
-    for key in filter(verl.is_given, files):
-        _of_file(job, key, str(verl[key]))
+    for name, (items, of_items) in _of_files(verl, job, files).items():
+        job.set(f"spec.agent.{name}", items, *of_items)
     if verl.is_given(key := f"{_TURNS}.function_tool_path"):
         job.leave_out(f"ppojob tools {verl[key]} prints its tools", key)
     job.copy(default)
@@ -323,15 +324,22 @@ def agent(verl: Verl, job: Draft) -> None:
         job.copy(f"{_TURNS}.{name}")
 
 
-def _of_file(job: Draft, key: str, path: str) -> None:
-    try:
-        found = read_verl_agent(path)
-    except InputError as problem:
-        why = str(problem).splitlines()[0].removeprefix(f"{path}: got {ABSENT}: ")
-        job.leave_out(f"{why}; `ppojob tools FILE` prints the tools of a file", key)
-        return
-    for name, items in found.items():
-        job.set(f"spec.agent.{name}", items, key)
+def _of_files(
+    verl: Verl, job: Draft, files: Sequence[str]
+) -> dict[str, tuple[list[dict[str, Any]], list[str]]]:
+    """Return the lists of `spec.agent` that verl's files describe, with the keys of the files."""
+    found: dict[str, tuple[list[dict[str, Any]], list[str]]] = {}
+    for key in filter(verl.is_given, files):
+        path = str(verl[key])
+        try:
+            for name, own in read_verl_agent(path).items():
+                items, of_items = found.setdefault(name, ([], []))
+                items += own
+                of_items.append(key)
+        except InputError as problem:
+            why = str(problem).splitlines()[0].removeprefix(f"{path}: got {ABSENT}: ")
+            job.leave_out(f"{why}; `ppojob tools FILE` prints the tools of a file", key)
+    return found
 
 
 def rewards(verl: Verl, job: Draft) -> None:

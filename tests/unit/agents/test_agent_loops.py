@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.wire import Policy
@@ -296,7 +296,7 @@ def test_a_loop_that_does_not_stop_is_killed(form, spec, folder: Path, how: str)
 
 
 @pytest.mark.processes
-def test_the_tokenizer_is_that_of_the_prompts(form, spec, folder: Path, pool) -> None:
+def test_the_tokenizer_is_that_of_the_prompts(form, spec, folder: Path) -> None:
     from ppojob_trainer.tools.agent_loop import LoopTokenizer
 
     template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
@@ -305,4 +305,5 @@ def test_the_tokenizer_is_that_of_the_prompts(form, spec, folder: Path, pool) ->
     chat = [{"role": "user", "content": "<|im_end|> x"}]
     assert tokenizer.apply_chat_template(chat) == form.chat.encode("1999 <|im_end|> x")
     assert tokenizer.pad_token_id is not None
-    assert json.loads(form.chat.source)["added_tokens"]
+    with pytest.raises(ConfigError, match=r"none/tokenizer\.json: got no such file"):
+        opened(spec, folder / "none")

@@ -101,7 +101,8 @@ class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     given_tokens: int  # response tokens that the model did not generate
     # the user simulator's scores of turns, in order; None without one
     turn_scores: list[float] | None = None
-    # the sum of its environments' scores at the row's end; None if none has a score
+    # the sum of its environments' scores at the row's end, or the score of its agent loop; None if
+    # none has a score
     environment_score: float | None = None
     contexts: int = 1  # number of contexts of the model
 

@@ -1,4 +1,4 @@
-"""The score that the row's environments gave it at its end, as its reward."""
+"""The score that the row's environments, or its agent loop, gave it at its end, as its reward."""
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.records import Row
@@ -8,5 +8,6 @@ def environment_score(_response: str, _ground_truth: Json, row: Row) -> float:
     """Return ``extra_info.environment_score``; raises LookupError if there is none."""
     score = row.extra_info.get("environment_score")
     if not isinstance(score, int | float):
-        raise LookupError("no environment of spec.agent.tools has a method `score`")
+        why = "no environment of spec.agent.tools has a method `score`, and no agent loop ran"
+        raise LookupError(why)
     return score

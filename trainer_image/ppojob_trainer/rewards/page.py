@@ -28,7 +28,7 @@ _BEHIND = """
 | `code` | the share of passed tests |
 | `judge` | the model's number, as a share of `best` |
 | `http_score` | the answer of the service |
-| `environment_score` | that of the row's [environments](agents.md#scores-of-environments) |
+| `environment_score` | that of [environments](agents.md#scores-of-environments) or an agent loop |
 | `majority_vote` | 1 for the [majority answer](data-and-rewards.md#rewards-without-ground-truth) |
 | the others | `score` for a right answer, `format_score` for a wrong one, 0 without an answer |
 | `math_dapo` | as the others, but `wrong_score` for a wrong or missing answer |

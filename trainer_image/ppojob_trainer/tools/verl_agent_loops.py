@@ -47,7 +47,7 @@ class ToolListWrap:
 
 
 class TokenOutput(list[int]):
-    """A turn of the model; also the list of its tokens, as before verl 0.5."""
+    """A turn of the model; also the list of its tokens, as older versions return it."""
 
     def __init__(
         self,

@@ -67,6 +67,24 @@ def test_the_environment_chooses_a_pass_of_a_loop() -> None:
     assert "seed: 2  # data.seed" in run("unread.sh", "--env", "seed=2").stdout
 
 
+def test_agent_loops_of_a_file_join_its_interactions(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").touch()
+    loops, users = tmp_path / "loops.yaml", tmp_path / "users.yaml"
+    loops.write_text("[{name: mine, _target_: loops.Mine, depth: 2}]\n")
+    users.write_text("interaction: [{class_name: loops.GuideInteraction}]\n")
+    at = "actor_rollout_ref.rollout"
+    more = [f"{at}.agent.agent_loop_config_path={loops}", f"{at}.agent.default_agent_loop=mine"]
+    more.append(f"{at}.multi_turn.interaction_config_path={users}")
+    found = run("grpo.sh", *more, "trainer.experiment_name=x")
+    assert found.exit_code == 0, found.stderr
+    job = validation.validate(manifest.read_bytes(found.stdout.encode(), "grpo.sh").value)
+    assert isinstance(job, PPOJob)
+    assert job.spec.agent is not None
+    guide, mine = job.spec.agent.interactions
+    assert (guide.name, mine.name, mine.interface) == ("guide", "mine", "agent_loop")
+    assert (mine.config, job.spec.agent.default) == ({"depth": 2}, "mine")
+
+
 def test_generation_reads_its_own_keys_alone() -> None:
     more = ("data.val_files=other.parquet", "actor_rollout_ref.rollout.val_kwargs.top_p=0.1")
     told = run("generation.sh", "--plain", *more).stdout
