@@ -124,6 +124,19 @@ def test_rows_of_users_and_of_jobs_without(tmp_path: Path, chat: ChatTokenizer) 
     assert errors(tmp_path, chat, {"tools": [{"name": "calculator"}]}, GOOD, {}) == []
 
 
+def test_rows_name_agent_loops_as_agents(tmp_path: Path, chat: ChatTokenizer) -> None:
+    loop = {"name": "loop", "interface": "agent_loop", "source": {"path": "a.py"}}
+    agent = {"interactions": [*AGENT["interactions"], loop], "maxUserTurns": 4}
+    assert errors(tmp_path, chat, agent, GOOD, {}, agent_name="loop") == []
+    (found,) = errors(tmp_path, chat, agent, {"interaction_kwargs": {"name": "loop"}})
+    assert found.endswith("no interaction of spec.agent has this name; one of gsm8k, mine")
+    agent["agents"] = [{"name": "loop", "maxAssistantTurns": 3}]
+    named = agents_of(AgentSpec.model_validate(agent))
+    assert [one.name for one in named["loop"].interactions] == ["loop"]
+    assert (named["loop"].max_assistant_turns, named["loop"].max_user_turns) == (3, 4)
+    assert [one.name for one in named["tool_agent"].interactions] == ["gsm8k", "mine"]
+
+
 def test_a_row_selects_from_the_tools_of_its_agent(tmp_path: Path, chat: ChatTokenizer) -> None:
     asked = {"tool_selection": ["search"]}
     agent = {

@@ -43,8 +43,6 @@ from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest, Model
 _LOG: Final = logging.getLogger(__name__)
 _messages: Final = msgspec.json.Decoder(list[Message]).decode
 _model_request: Final = msgspec.json.Decoder(ModelRequest).decode
-
-
 _SAMPLING: Final = {
     "messages": (),
     "openai": ("temperature", "top_p"),
@@ -398,7 +396,7 @@ class Episode:
     def trajectory(self) -> Trajectory:
         """Return the row, once it is over."""
         state = self.state
-        segments = self._without_masked_turns()
+        segments = state.kept_segments
         if self.agent.tool_failure == "mask" and self.figures.tool_failures:
             segments = tuple(
                 Segment(one.tokens, begins_context=one.begins_context) for one in segments
@@ -411,23 +409,6 @@ class Episode:
             experts=state.experts_before + state.experts,
             images=tuple(state.shown),
         )
-
-    def _without_masked_turns(self) -> tuple[Segment, ...]:
-        """Return the segments, those of turns that its agent loop masks as if they were given."""
-        state = self.state
-        masked = {number for one in state.of_user for number in one.masked}
-        if not masked:
-            return tuple(state.segments)
-        lengths = [one.completion_tokens for one in self._conversation.model_turns]
-        turns = (number for number, length in enumerate(lengths) for _ in range(length))
-        found = []
-        for one in state.segments:
-            if one.is_trained:
-                (turn, *_) = [next(turns) for _ in one.tokens]
-                if turn in masked:
-                    one = Segment(one.tokens, reward=one.reward, begins_context=one.begins_context)
-            found.append(one)
-        return tuple(found)
 
     @property
     def _interface(self) -> str:

@@ -59,6 +59,21 @@ class RowState:
         """Return the generated tokens of the current turn, or of the last one."""
         return tuple(token for s in self.segments[self.turn_began :] for token in s.tokens)
 
+    @property
+    def kept_segments(self) -> tuple[Segment, ...]:
+        """Return the segments, those of turns that an agent loop masks as if they were given."""
+        masked = {number for one in self.of_user for number in one.masked}
+        if not masked or self.conversation is None:
+            return tuple(self.segments)
+        lengths = [one.completion_tokens for one in self.conversation.model_turns]
+        turns = (number for number, length in enumerate(lengths) for _ in range(length))
+        found = []
+        for one in self.segments:
+            turn, *_ = [next(turns) for _ in one.tokens] if one.is_trained else [None]
+            is_kept = turn not in masked
+            found.append(one if is_kept else Segment(one.tokens, reward=one.reward))
+        return tuple(found)
+
     def copy(self) -> "RowState":
         """Return an independent copy."""
         own = self.conversation

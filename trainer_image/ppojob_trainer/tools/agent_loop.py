@@ -167,8 +167,8 @@ class _Run:
         if not self._answered:
             raise BadResult("BadAnswer", "its end", "an agent loop calls generate at least once")
         outputs = output if isinstance(output, list) else [output]
-        left = self._contexts()
-        trained = {turn for one in outputs for turn in self._trained(one, left)}
+        contexts = self._contexts()
+        trained = {turn for one in outputs for turn in self._trained(one, contexts)}
         scores = [one.reward_score for one in outputs if one.reward_score is not None]
         told = [read_number(one, "reward_score is a number") for one in scores]
         masked = [turn for turn in range(self._answered) if turn not in trained]
@@ -238,8 +238,8 @@ class _Run:
             found[-1] += [(one, drawn.get(at)) for one in conversation.messages[at]["ids"]]
         return found
 
-    def _trained(self, output: Any, left: list[_Marked]) -> Iterable[int]:
-        """Return the turns that an output trains: of the context, no longer `left`, it equals."""
+    def _trained(self, output: Any, contexts: list[_Marked]) -> Iterable[int]:
+        """Return the turns that an output trains, those of the context that it equals."""
         if any(not hasattr(output, name) for name in ("response_mask", "reward_score")):
             raise BadResult("BadAnswer", shown(output), "run returns an AgentLoopOutput")
         if any((getattr(output, "multi_modal_data", None) or {}).values()):
@@ -252,12 +252,13 @@ class _Run:
         size = max((at + 1 for at, one in enumerate(mask) if one), default=0)
         if not size:
             return ()
-        equal = [one for one in left if [id_ for id_, _ in one[:size]] == ids[:size]]
+        equal = [one for one in contexts if [id_ for id_, _ in one[:size]] == ids[:size]]
         if not equal:
             got, drawn = self._around(ids, self._context)
             why = f"the model read and wrote {drawn}; tokens as given to generate and returned"
             raise BadResult("BadAnswer", f"response_ids {got}", why)
-        left.remove(equal[0])
+        contexts.remove(equal[0])
+        contexts.append(equal[0])  # an equal output finds another one
         marks: dict[int | None, set[bool]] = {}
         for (id_, turn), own, is_trained in zip(equal[0], ids, mask, strict=False):
             if id_ != own:

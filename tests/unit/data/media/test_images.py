@@ -385,3 +385,12 @@ def test_a_job_that_cannot_show_images_refuses_them(folder: Path) -> None:
         files = PromptFiles(folder, chat)
         (line,) = files.errors(files.table("a.parquet", seen, good_row(images=[])))
     assert line.startswith("a.parquet:0:images: got images: no images with vLLM; ")
+
+
+def test_rows_of_agent_loops_have_no_images(files: PromptFiles) -> None:
+    agents = RowAgents({"mine": RowAgent((), has_users=False)}, "mine", {}, loops=["mine"])
+    table = files.table("a.parquet", good_row("<image>?", images=[{"bytes": RED}]))
+    draw = ("promptsPerStep", 1)
+    report = check_files(files.spec(table), files.chat, rewards=None, agents=agents, draw=draw)
+    (line,) = report.errors
+    assert "got images: mine is an agent loop, which gets text" in line
