@@ -15,7 +15,7 @@ from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.wire import Policy
 
 LOOPS = '''
-import asyncio, os, random, time
+import asyncio, os, random, sys, time
 from typing import Any
 from uuid import uuid4
 
@@ -57,6 +57,7 @@ class Adds(AgentLoopBase):
             given = self.turn_separator + given
             ids, mask = ids + given, mask + [0] * len(given)
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        assert "torch" not in sys.modules, "a tokenizer needs none"
         return AgentLoopOutput(
             prompt_ids=prompt_ids, response_ids=ids[len(prompt_ids):][:self.response_length],
             response_mask=mask[:self.response_length], num_turns=turn + 1, metrics=metrics,

@@ -57,7 +57,8 @@ class LoopTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
             Path(policy.model), Path(policy.tokenizer or policy.model), policy.chat_template
         )
         names = dict(files.special_tokens)
-        names.setdefault("pad_token", names.get("eos_token", ""))  # as in verl
+        if "eos_token" in names:
+            names.setdefault("pad_token", names["eos_token"])  # as in verl
         template = files.chat_template
         return cls(tokenizer_object=files.tokenizer, chat_template=template, **names)
 
