@@ -14,12 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ppojob_trainer.tools.verl_agent_loops import (
-    Config,
-    DictConfigWrap,
-    TokenOutput,
-    ToolListWrap,
-)
 from transformers import PreTrainedTokenizerFast
 
 from ppojob_api.problem import shown
@@ -28,6 +22,12 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import texts_around, without_name
 from ppojob_trainer.tools.program import changed
+from ppojob_trainer.tools.verl_agent_loops import (
+    Config,
+    DictConfigWrap,
+    TokenOutput,
+    ToolListWrap,
+)
 from ppojob_trainer.tools.wire import Conversation, LoopEnded, ModelRequest, Policy
 
 _TOGETHER_SECONDS: Final = 0.05

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ppojob_trainer.tools.verl_settings import policy_of
-
 from ppojob_api.topology import retrieved_tools
 from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_api.well_known import pod_name
@@ -21,6 +19,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.pool import ToolPool
+from ppojob_trainer.tools.verl_settings import policy_of
 
 
 @dataclass(frozen=True)
