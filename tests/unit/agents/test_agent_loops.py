@@ -306,5 +306,5 @@ def test_the_tokenizer_is_that_of_the_prompts(form, spec, folder: Path) -> None:
     chat = [{"role": "user", "content": "<|im_end|> x"}]
     assert tokenizer.apply_chat_template(chat) == form.chat.encode("1999 <|im_end|> x")
     assert tokenizer.pad_token_id is not None
-    with pytest.raises(ConfigError, match=r"none/tokenizer\.json: got no such file"):
+    with pytest.raises(ConfigError, match=r"none/tokenizer\.json: got no tokenizer"):
         opened(spec, folder / "none")
