@@ -12,11 +12,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ppojob_trainer import durable
+from ppojob_trainer.metrics.sinks import Sink
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.ppojob")
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """TensorBoard event files in one folder.
 
     Files are append-only: after a cut, a new file begins with a session start, at which TensorBoard

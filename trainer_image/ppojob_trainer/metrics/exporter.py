@@ -17,6 +17,7 @@ from prometheus_client import (
 
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.page_server import PageServer
+from ppojob_trainer.metrics.sinks import Sink
 
 DURATION_BUCKETS: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
@@ -31,7 +32,7 @@ _MAKERS: Final[Mapping[names.Kind, Callable[..., Instrument]]] = {
 }
 
 
-class Prometheus:
+class Prometheus(Sink):
     """Metric sink that serves `/metrics` from construction; port 0 selects a free port.
 
     Gauges have the values of the last step. Counters and histograms start at 0 with the process and
@@ -74,9 +75,6 @@ class Prometheus:
         """Export the step of a complete checkpoint."""
         self._record(names.CHECKPOINT_STEP, float(step))
         self._record(names.LAST_CHECKPOINT, self._clock())
-
-    def cut_after(self, step: int) -> None:
-        """Do nothing: the repeated step sets the gauges."""
 
     def close(self) -> None:
         self._server.close()

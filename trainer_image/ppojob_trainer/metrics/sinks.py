@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -15,24 +15,25 @@ METRICS_POINT: Final = durable.point("metrics", *durable.LINE_ACTS)
 METRICS_CUT_POINT: Final = durable.point("metrics.cut", *durable.TRUNCATE_ACTS)
 
 
-class Sink(Protocol):
+class Sink:
     """Receives the metrics of each step."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step, in step order."""
+        raise NotImplementedError
 
     def cut_after(self, step: int) -> None:
-        """Remove all steps after ``step``; they are written again."""
+        """Remove all steps after ``step``, which are written again, and are equal."""
 
     def close(self) -> None:
-        """Release files."""
+        """Release files, if some are open."""
 
 
 class _Line(msgspec.Struct):
     step: int
 
 
-class JsonLines:
+class JsonLines(Sink):
     """``metrics.jsonl``: one JSON object per step, on disk when ``write`` returns.
 
     Keys are ``step``, ``time`` (unix seconds) and the sorted metrics; NaN and infinity are null.
@@ -53,9 +54,6 @@ class JsonLines:
         if self.path.exists() and self.path.stat().st_size != kept_bytes:
             durable.truncate(self.path, kept_bytes, METRICS_CUT_POINT)
 
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
     def _lines(self) -> list[tuple[bytes, int]]:
         found = []
         last = -1
@@ -75,7 +73,7 @@ class JsonLines:
 
 
 @dataclass(frozen=True, slots=True)
-class Sinks:
+class Sinks(Sink):
     """All sinks of a job as one sink, ``metrics.jsonl`` first."""
 
     sinks: tuple[Sink, ...]

@@ -15,6 +15,7 @@ import msgspec
 from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
+from ppojob_trainer.metrics.sinks import Sink
 from ppojob_trainer.trackers import libraries
 from ppojob_trainer.trackers.messages import TrackedRun, Upload, Uploaded
 
@@ -26,7 +27,7 @@ class _UploadFailed(Exception):  # noqa: N818  the name in messages
     """The tracker's library raised; the text continues the tracker's name."""
 
 
-class TrackerSink:
+class TrackerSink(Sink):
     """Uploads the steps of a run.
 
     The process is started at once, since libraries take seconds to import.
@@ -67,9 +68,6 @@ class TrackerSink:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Wake the thread; the tracker's process reads the step from metrics.jsonl."""
         self._changed.set()
-
-    def cut_after(self, step: int) -> None:
-        """Do nothing: no tracker removes steps, and a repeated step is equal."""
 
     def close(self) -> None:
         """Wait some seconds for the remaining steps, then end the process."""
