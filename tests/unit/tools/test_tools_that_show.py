@@ -17,7 +17,7 @@ from ppojob_trainer.tools.answers import read_answer, response
 from ppojob_trainer.tools.built_in.zoom import within
 from ppojob_trainer.tools.custom import returned
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.verl_names import ToolResponse
+from ppojob_trainer.tools.verl.tools import ToolResponse
 
 IMAGE = Image.radial_gradient("L").resize((64, 40)).convert("RGB")
 PNG = encoded(IMAGE)

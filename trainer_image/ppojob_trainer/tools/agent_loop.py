@@ -22,7 +22,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import texts_around, without_name
 from ppojob_trainer.tools.program import changed
-from ppojob_trainer.tools.verl_agent_loops import (
+from ppojob_trainer.tools.verl.agent_loops import (
     Config,
     DictConfigWrap,
     TokenOutput,

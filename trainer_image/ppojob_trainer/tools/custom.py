@@ -25,10 +25,10 @@ from ppojob_trainer.errors import BadInput, ConfigError
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenImage
-from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.environments import Method, check_arguments, load_method
 from ppojob_trainer.tools.loop import Loop, without_name
+from ppojob_trainer.tools.verl.imports import provide_verl
 from ppojob_trainer.tools.wire import Conversation, ToolCode, UserCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenImage]], object]
@@ -57,7 +57,7 @@ def load_tool(
     `schema` is that for the model; `modules` are the imported files, each of which is imported
     once.
     """
-    verl_imports.provide()
+    provide_verl()
     found = _named_in(path, name, tool.config, modules, _TOOLS)
     if isinstance(found, type):
         return _tool_of_class(name, found, tool.config, schema)
@@ -68,14 +68,14 @@ def load_environment(
     path: str, name: str, tool: ToolCode, modules: dict[str, ModuleType]
 ) -> Method:
     """Load a method of an environment, `CLASS.METHOD`, from a file; see `load_tool`."""
-    verl_imports.provide()
+    provide_verl()
     kind = _named_in(path, name.partition(".")[0], {}, modules, _TOOLS)
     return load_method(kind, path, name, tool)
 
 
 def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleType]) -> User:
     """Load a user simulator from a function or class in a file; see `load_tool`."""
-    verl_imports.provide()
+    provide_verl()
     found = _named_in(path, name, user.config, modules, _USERS)
     if isinstance(found, type):
         return _user_of_class(name, found, {**user.config, "name": user.name})
@@ -95,7 +95,7 @@ def load_program(
     path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
     """Load an agent program, a function that calls the model; see `load_tool`."""
-    verl_imports.provide()
+    provide_verl()
     found = _named_in(path, name, user.config, modules, _PROGRAMS)
     if isinstance(found, type) or inspect.isgeneratorfunction(inspect.unwrap(found)):
         got = f"{name}, " + ("a class" if isinstance(found, type) else "which yields")
@@ -107,10 +107,10 @@ def load_agent_loop(
     path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
     """Load an agent loop, by its name or the one it is registered by; see `load_tool`."""
-    verl_imports.provide()
+    provide_verl()
     found: Any = vars(_imported(path, modules)).get(name)
     if found is None:
-        from ppojob_trainer.tools.verl_agent_loops import REGISTERED  # late: as in `verl_imports`
+        from ppojob_trainer.tools.verl.agent_loops import REGISTERED  # late: as in `verl.imports`
 
         found = REGISTERED.get(name) or _named_in(path, name, user.config, modules, _LOOPS)
     if why := _no_agent_loop(found):

@@ -19,9 +19,9 @@ from ppojob_api.problem import printable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.children.user_code import load_module
 from ppojob_trainer.errors import BadInput, ConfigError
-from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.custom import IMAGES
 from ppojob_trainer.tools.environments import AT_THE_END
+from ppojob_trainer.tools.verl.imports import provide_verl
 from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
 
 _SECONDS = 120.0
@@ -64,7 +64,7 @@ def describe_tools(path: str, environment: str = "") -> ToolsDescribed:
 
     With an `environment`, the name of a class, its public methods but for those at the end.
     """
-    verl_imports.provide()
+    provide_verl()
     try:
         module = load_module(path, _MODULE, pod="tools")
     except BadInput as bad:

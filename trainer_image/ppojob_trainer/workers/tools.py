@@ -19,7 +19,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.verl_settings import policy_of
+from ppojob_trainer.tools.verl.settings import policy_of
 
 
 @dataclass(frozen=True)

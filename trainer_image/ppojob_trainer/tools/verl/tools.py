@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from ppojob_trainer.tools import verl_agent_loops
+from ppojob_trainer.tools.verl import agent_loops
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -159,6 +159,6 @@ MODULES: Final[dict[str, dict[str, Any]]] = {
     },
     "verl.utils": {},
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
-    **verl_agent_loops.MODULES,
+    **agent_loops.MODULES,
 }
 """Contents of each module."""

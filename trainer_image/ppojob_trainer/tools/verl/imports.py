@@ -25,13 +25,13 @@ class _Verl(MetaPathFinder, Loader):
                 importlib.import_module(name)  # importing a package imports all its modules
 
 
-def provide() -> None:
+def provide_verl() -> None:
     """Install the import hook. Idempotent."""
     if not any(isinstance(one, _Verl) for one in sys.meta_path):
         sys.meta_path.append(_Verl())
 
 
 def _modules() -> dict[str, dict[str, object]]:
-    from ppojob_trainer.tools.verl_names import MODULES  # late: pydantic imports slowly
+    from ppojob_trainer.tools.verl.tools import MODULES  # late: pydantic imports slowly
 
     return MODULES

@@ -1,0 +1,1 @@
+"""What users' code imports of verl, in pods without verl: stand-ins, and settings by its names."""
