@@ -34,6 +34,8 @@ REPAIRS_LIMIT: Final = 4
 
 _TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_short"}
 _TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
+_FORMER: Final = frozenset({"maxPicturePixels", "minPicturePixels"})
+"""Old names of fields, which the `job.yaml` of older runs has as nulls."""
 
 
 def parse(
@@ -102,7 +104,8 @@ def _given(value: Any, path: PathKey = ()) -> Any:
         key: _given(item, (*path, key))
         for key, item in value.items()
         # An unknown field is reported even if it is null.
-        if key not in from_server and (item is not None or (fields and key not in fields))
+        if key not in from_server
+        and (item is not None or (fields and key not in fields and key not in _FORMER))
     }
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,7 +24,7 @@ from ppojob_trainer.models.weight_files import BadHeader
 _MODEL_FILE: Final = ".model"
 _LOG_LINES: Final = 12
 _LOG_LINE_CHARACTERS: Final = 300
-_LOG_LINES_READ: Final = 200
+_LOG_TAIL_BYTES: Final = 1 << 14
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -177,8 +176,10 @@ def log_lines(folder: Path, pod: str, shown: Sequence[str] = ()) -> list[str]:
     """Return the path of a pod's log, and its last lines, without those that are shown already."""
     path = folder / run_layout.LOGS_FOLDER / f"{pod}.log"
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            tail = [line.rstrip() for line in deque(file, _LOG_LINES_READ)]
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _LOG_TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace").rstrip().splitlines()
     except OSError as error:
         return [f"{path}: {error.strerror}"]
     if not any(tail):

@@ -44,7 +44,7 @@ TOOL_RULES = rules(
 
     spec.agent | default | Required | here
         an agent loop answers only rows that name it; its name, for rows without agent_name
-    when: self.interactions.size() > 0 && self.default == 'tool_agent'
+    when: self.interactions.size() > 0 && self.tools.size() == 0 && self.default == 'tool_agent'
         && !self.agents.exists_one(one, one.name == self.default)
     must: !self.interactions.all(one, one.interface == 'agent_loop')
 
@@ -149,7 +149,7 @@ TOOL_RULES = rules(
 
     spec.agent | tools | Conflict | here
         a program (interactions[].interface) brings its own tools; remove them
-    when: !self.interactions.all(one, one.interface == 'messages')
+    when: !self.interactions.all(one, one.interface != 'openai')
 
     spec.agent.tools[] spec.agent.interactions[] | config | NoEffect | here
         a built-in tool or user simulator has no settings; remove it, or give a source

@@ -1,24 +1,30 @@
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asking_rows import Row
+from store_runs import resolved_job
 from turn_templates import ChatInProcess, write_family
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.formats.table import FORMATS
+from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.wire import Policy
+from ppojob_trainer.tools.verl.agent_loops import AgentLoopBase, Config, DictConfigWrap
+from ppojob_trainer.tools.verl.settings import loop_settings
+from ppojob_trainer.tools.wire import LoopSettings
 
 LOOPS = '''
 import asyncio, os, random, sys, time
 from typing import Any
 from uuid import uuid4
 
+from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop import AgentLoopBase
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_parser import ToolParser
@@ -93,6 +99,24 @@ class Remembers(AgentLoopBase):
         outputs[-1].reward_score = len(notes)
         return outputs
 
+@ToolParser.register("upper")
+class UpperParser(ToolParser):
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+class Older(AgentLoopBase):
+    """With the arguments of verl 0.5, and a context that the model continues by a list."""
+
+    async def run(self, messages: list[dict[str, Any]], sampling_params: dict[str, Any]):
+        assert isinstance(self.config, DictConfig) and OmegaConf.to_container(self.config)
+        assert isinstance(ToolParser.get_tool_parser("upper", self.tokenizer), UpperParser)
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        said = await self.server_manager.generate(
+            request_id="x", prompt_ids=ids, sampling_params=sampling_params)
+        said.token_ids.append(7)
+        return AgentLoopOutput(prompt_ids=ids, response_ids=said.token_ids,
+                               response_mask=[1] * len(said) + [0], metrics={})
+
 class Odd(AgentLoopBase):
     """What is refused, by name."""
 
@@ -150,7 +174,7 @@ class Odd(AgentLoopBase):
             return "text"
         return AgentLoopOutput(prompt_ids=ids, response_ids=drawn, response_mask=mask, metrics={})
 '''
-NAMES = ("adds", "Remembers", "Odd")
+NAMES = ("adds", "Remembers", "Older", "Odd")
 SETTINGS = {
     "data": {"apply_chat_template_kwargs": {}},
     "actor_rollout_ref": {
@@ -185,8 +209,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> AgentSpec:
 
 
 def opened(spec: AgentSpec, folder: Path, processes: int = 2) -> ToolPool:
-    policy = Policy(str(folder), None, None, SETTINGS)
-    return ToolPool(spec, processes=processes, policy=policy)
+    loops = LoopSettings(str(folder), None, None, dict.fromkeys(NAMES, SETTINGS))
+    return ToolPool(spec, processes=processes, loop_settings=loops)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +241,7 @@ def test_tokens_behind_the_context_are_given_and_the_end_has_a_score(form, spec,
     assert second.prompt[: len(first.prompt)] == first.prompt
     assert [one.is_trained for one in episode.trajectory.segments] == [True, False, True]
     assert (episode.figures.turn_scores, episode.figures.environment_score) == ([0.0, 1.0], 1.0)
-    assert (episode.figures.num_turns, episode.figures.contexts) == (5, 1)
+    assert (episode.figures.num_turns, episode.figures.contexts) == (4, 1)
 
 
 @pytest.mark.processes
@@ -231,6 +255,48 @@ def test_a_loop_ends_by_itself_at_a_limit_and_a_request_behind_it_ends_the_row(f
     drawn = tuple(form.chat.encode("3 3 3 3"))[:4]
     assert long.play(pool, drawn).figures.environment_score == 1.0
     assert long.episode.trajectory.finish_reason == "length"
+
+
+@pytest.mark.processes
+def test_a_loop_of_an_older_form_goes_on_behind_tokens_that_the_tokenizer_lacks(form, spec, pool):
+    one = row(form, spec, "Older")
+    drawn = (*form.chat.encode("Yes"), 10**6)
+    assert one.play(pool, drawn).figures.tool_failures == 0
+    assert [one.is_trained for one in one.episode.trajectory.segments] == [True]
+
+
+def test_each_loop_reads_its_own_limits_and_tools_are_for_other_rows() -> None:
+    source = {"source": {"path": "a.py"}, "interface": "agent_loop"}
+    config = resolved_job(
+        agent={
+            "interactions": [{"name": name, **source} for name in ("short", "long")],
+            "agents": [{"name": "short", "maxAssistantTurns": 2}],
+            "tools": [{"name": "calculator"}],
+            "maxAssistantTurns": 9,
+        },
+        roles={"tools": {"cpu": 1}},
+    )
+    assert config.spec.agent is not None
+    agents = agents_of(config.spec.agent)
+    read = {
+        name: own["actor_rollout_ref"]["rollout"]["multi_turn"]["max_assistant_turns"]
+        for name, own in loop_settings(config, agents).settings.items()
+    }
+    assert read == {"short": 2, "long": 9}
+    assert [len(agents[name].tools) for name in ("tool_agent", "short", "long")] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_stands_between_turns_is_found_without_an_end_token_too(folder, ends: bool) -> None:
+    from ppojob_trainer.tools.agent_loop import LoopTokenizer
+
+    tokenizer = LoopTokenizer.of(LoopSettings(str(folder), None, None, {}))
+    tokenizer.eos_token = tokenizer.eos_token if ends else None
+
+    async def separator() -> list[int]:
+        return AgentLoopBase(DictConfigWrap(Config.of(SETTINGS)), None, tokenizer).turn_separator
+
+    assert tokenizer.decode(asyncio.run(separator())) == "\n"
 
 
 @pytest.mark.processes
@@ -264,7 +330,7 @@ def test_turns_of_an_output_may_be_masked(form, spec, pool) -> None:
     [
         ("hot", 0, "got temperature 0.5: spec.rollout samples all turns alike"),
         ("images", 0, "got images or audios: an agent loop gets text"),
-        ("no token", 0, "got token 1000000000: prompt_ids are at least one, from 0 to"),
+        ("no token", 0, "to 1000000000: prompt_ids are at least one, from 0 to"),
         ("idle", 0, "an agent loop calls generate at least once"),
         ("both", 0, "got two requests at once: their order would be random"),
         ("late", 0, "got two requests at once"),
@@ -301,7 +367,7 @@ def test_the_tokenizer_is_that_of_the_prompts(form, spec, folder: Path) -> None:
     from ppojob_trainer.tools.agent_loop import LoopTokenizer
 
     template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
-    tokenizer = LoopTokenizer.of(Policy(str(folder), None, template, {}))
+    tokenizer = LoopTokenizer.of(LoopSettings(str(folder), None, template, {}))
     tokenizer.began = 86_400.0 * 365 * 30
     chat = [{"role": "user", "content": "<|im_end|> x"}]
     assert tokenizer.apply_chat_template(chat) == form.chat.encode("1999 <|im_end|> x")

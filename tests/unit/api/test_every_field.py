@@ -42,7 +42,7 @@ spec.rollout: enforceEager engineArguments gpuMemoryShare kvCacheGib maxBatchedT
 spec.rollout.parallelism: expert tensor
 spec.roles.actorRollout.parallelism: tensor  # beside four bits
 spec.roles.critic.parallelism: tensor
-spec.agent: containers interactions.interface interactions.source.configMap mcpServers
+spec.agent: containers interactions.source.configMap mcpServers
 spec.agent.tools: parameters source  # of one that is built in
 spec.agent.tools.source: configMap keyVariable mcpServer tool url
 spec.scheduling: coscheduling kueue
@@ -109,3 +109,12 @@ def test_an_unknown_field_is_told_though_it_is_null(every) -> None:
     assert isinstance(found, list)
     (problem,) = found
     assert (problem.reason_code, problem.where) == (ReasonCode.UNKNOWN_FIELD, "spec.unknown")
+
+
+def test_the_nulls_of_fields_with_other_names_are_read_in_older_runs(every) -> None:
+    job, _ = every
+    data = {**job["spec"]["data"], "maxPicturePixels": None}
+    assert isinstance(validation.validate({**job, "spec": {**job["spec"], "data": data}}), PPOJob)
+    data["maxPicturePixels"] = 512
+    (problem,) = validation.validate({**job, "spec": {**job["spec"], "data": data}})
+    assert problem.reason_code == ReasonCode.UNKNOWN_FIELD

@@ -374,8 +374,9 @@ class Episode:
         state = self.state
         scores = [state.score] if state.score else []
         answers = (*state.answers, *state.of_user, *scores)
+        ends = any(one.ends for one in state.of_user)  # which is no reply of an agent loop
         return RowFigures(
-            num_turns=state.turns + self._replies + 1,
+            num_turns=state.turns + self._replies + 1 - (self._is_agent_loop and ends),
             tool_calls=len(state.answers),
             tool_failures=sum(bool(one.failure) for one in answers),
             tool_rewards=[answer.reward for answer in state.answers],

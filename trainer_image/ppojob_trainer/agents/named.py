@@ -43,7 +43,7 @@ def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
     own_names = {own.name for own in agent.agents}
     for loop in loops:
         limits = found[loop.name] if loop.name in own_names else agent
-        found[loop.name] = limits.model_copy(update={"interactions": (loop,)})
+        found[loop.name] = limits.model_copy(update={"interactions": (loop,), "tools": ()})
     return found
 
 

@@ -71,8 +71,8 @@ SCHEMA: Final = pa.schema(
   of the data that are trained (algorithm.guidance). `reward` is a tool's reward for a turn.
   `begins_context`: a new context begins here, without the tokens before it.
 - `experts`: experts of each token that the engine read, in every layer; null if not recorded.
-- `images`: images from tools, each with its first token in the response; null if there are
-  none; `image_bytes` is their encoded size, null for 0.
+- `pictures`: images from tools, each with its first token in the response; null if there are
+  none; `picture_bytes` is their encoded size, null for 0.
 - `figures`: JSON object of turns and calls; null for rows of one turn.
 - `extra_info`: JSON object.
 - `reward_values`: JSON object of the values that scorers returned besides the score.
@@ -170,7 +170,7 @@ def read_row_metadata(parts: Iterable[Path]) -> tuple[list[RowMetadata], list[fl
 
 
 def later_images(cell: list[dict[str, Any]] | None) -> tuple[LaterImage, ...]:
-    """Return the images of a row from the column of this name."""
+    """Return the images of a row from the column `pictures`."""
     return tuple(LaterImage(**one) for one in cell or ())
 
 

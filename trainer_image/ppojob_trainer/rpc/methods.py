@@ -60,7 +60,7 @@ GENERATE = Method("generate", rollout.Generate, rollout.Generated, limit_bytes=I
 ROWS_DRAWN = Method("rows_drawn", rollout.AskRowsDrawn, rollout.RowsDrawn, once=False)
 SYNC_ENGINE_WEIGHTS = Method("sync_engine_weights", rollout.SyncEngineWeights, Nothing)
 TRANSFER_ROWS = Method("transfer_rows", rollout.TransferRows, Nothing)
-QUERY_ROWS = Method("recall", rollout.QueryRows, rollout.QueriedRows, once=False)
+QUERY_ROWS = Method("query_rows", rollout.QueryRows, rollout.QueriedRows, once=False)
 LOAD_ROWS = Method("load_rows", rollout.LoadRows, Nothing, limit_bytes=IMAGES_BYTES)
 DEMONSTRATE = Method("demonstrate", demonstrations.Demonstrate, Nothing, limit_bytes=IMAGES_BYTES)
 MEASURE_LOSS = Method(

@@ -186,6 +186,8 @@ def _model_folders(environment: PodEnvironment) -> set[str]:
         found |= {*spec.critic_paths, spec.critic.lora.path if spec.critic.lora else None}
     if "rewardModel" in here and spec.reward_model is not None:
         found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
+    if "tools" in here and spec.agent is not None and spec.agent.agent_loops:
+        found |= {spec.model.path, spec.model.tokenizer_path}
     if "judge" in here and spec.judge is not None:
         found |= {spec.judge.path}
     # Fetched files are on the run's volume, so all pods read the same.

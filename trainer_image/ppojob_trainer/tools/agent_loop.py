@@ -28,7 +28,7 @@ from ppojob_trainer.tools.verl.agent_loops import (
     TokenOutput,
     ToolListWrap,
 )
-from ppojob_trainer.tools.wire import Conversation, LoopEnded, ModelRequest, Policy
+from ppojob_trainer.tools.wire import Conversation, LoopEnded, LoopSettings, ModelRequest
 
 _TOGETHER_SECONDS: Final = 0.05
 """Time limit for a second concurrent request, if the loop has other tasks."""
@@ -51,7 +51,7 @@ class LoopTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         return super().apply_chat_template(*args, return_dict=return_dict, **told)
 
     @classmethod
-    def of(cls, policy: Policy) -> "LoopTokenizer":
+    def of(cls, policy: LoopSettings) -> "LoopTokenizer":
         """Read the tokenizer of the policy; ConfigError if files are missing or damaged."""
         files = read_tokenizer_files(
             Path(policy.model), Path(policy.tokenizer or policy.model), policy.chat_template
@@ -84,7 +84,10 @@ class AgentLoop:
         run = _Run(conversation, self.tokenizer)
         prompt = conversation.messages[: conversation.prompt]
         sampling = {**conversation.sampling, "logprobs": False}
-        work = asyncio.ensure_future(self._made(run).run(sampling, **_row_of(columns, prompt)))
+        loop, row = self._made(run), _row_of(columns, prompt)
+        if "messages" in inspect.signature(loop.run).parameters:  # verl 0.5
+            row = {"messages": list(prompt)}
+        work = asyncio.ensure_future(loop.run(sampling_params=sampling, **row))
         run.tasks |= {work, asyncio.current_task()}
         await asyncio.wait({work, run.stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not run.stopped.done():
@@ -177,16 +180,17 @@ class _Run:
 
     def _read(self, ids: list[int], params: Mapping[str, Any]) -> ModelRequest:
         """Return a request, which continues the context or begins a new one."""
-        most = len(self._tokenizer) - 1
-        if not ids or min(ids) < 0 or max(ids) > most:
-            got = f"token {max(ids) if max(ids) > most else min(ids)}" if ids else "no token"
-            raise BadResult("BadAnswer", got, f"prompt_ids are at least one, from 0 to {most}")
         limit, stop = self._read_sampling(params)
         size = len(self._context)
         continues = ids[:size] == self._context
         if not self._answered:  # the prompt of the data is tokenised already
             continues &= len(ids) == size
         given = ids[size:] if continues else ids
+        # Not what the model wrote, which may have more tokens than the tokenizer.
+        most = max(self._tokenizer.get_vocab().values())
+        if not ids or any(not 0 <= one <= most for one in set(given) - set(self._context)):
+            got = f"tokens from {min(given)} to {max(given)}" if ids else "no token"
+            raise BadResult("BadAnswer", got, f"prompt_ids are at least one, from 0 to {most}")
         messages = [{"ids": given}] if given else []
         return ModelRequest(messages, not continues, max_tokens=limit, stop=stop)
 
@@ -218,11 +222,14 @@ class _Run:
         """Return the limit of the turn, and its stop strings."""
         limit, stop, job = 0, list[str](), {**self._conversation.sampling, "n": 1}
         for name, value in params.items():
-            if name in ("max_tokens", "max_new_tokens") and isinstance(value, int) and value > 0:
-                limit = value
+            if name in ("max_tokens", "max_new_tokens") and value is not None:
+                limit = int(value)
+                if limit < 1:
+                    why = "no token is left for the turn; end the loop instead"
+                    raise BadResult("BadAnswer", f"{name} {limit}", why)
             elif name == "stop" and isinstance(value, str | list):
                 stop = [value] if isinstance(value, str) else list(map(str, value))
-            elif value not in (None, []) and name not in _IGNORED and job.get(name) != value:
+            elif (value or name in job) and name not in _IGNORED and job.get(name) != value:
                 why = "spec.rollout samples all turns alike; only max_tokens and stop may differ"
                 raise BadResult("BadAnswer", f"{name} {shown(value)}", why)
         return limit, stop
@@ -288,4 +295,5 @@ def _row_of(columns: dict[str, Json], prompt: Sequence[Mapping[str, Any]]) -> di
     assert isinstance(info, dict), "it is an object"
     named = {name: info.get(name) or {} for name in ("tools_kwargs", "interaction_kwargs")}
     own = {**info, **named, "index": info.get("index", 0), **without_name(columns)}
+    own.pop("sampling_params", None)  # an argument of its own
     return {**own, "raw_prompt": list(prompt)}

@@ -97,16 +97,15 @@ class Tools:
         if any(one.interface == "openai" for one in agent.interactions):
             self._listener = open_listener()
         problems = self._open_servers()
-        if request.policy is not None:
+        if request.loops is not None:
             from ppojob_trainer.tools import agent_loop  # late: transformers imports slowly
 
             try:
-                tokenizer = agent_loop.LoopTokenizer.of(request.policy)
+                tokenizer = agent_loop.LoopTokenizer.of(request.loops)
             except ConfigError as wrong:
                 problems += wrong.problems
             else:
-                settings = request.policy.settings
-                self._agent_loop = partial(agent_loop.AgentLoop, tokenizer, settings)
+                self._agent_loop = partial(agent_loop.AgentLoop, tokenizer)
         modules: dict[str, ModuleType] = {}
         answering: list[tuple[str, wire.ToolCode | wire.UserCode]] = [
             *((f"tools[{number}]", tool) for number, tool in enumerate(agent.tools)),
@@ -221,7 +220,9 @@ class Tools:
             return USERS[name].answer
         if one.interface == "agent_loop":
             kind = load_agent_loop(path, name, one, modules)
-            return self._agent_loop(kind, one.config) if self._agent_loop else _answered_elsewhere
+            if self._agent_loop is None or self._request.loops is None:
+                return _answered_elsewhere  # never called: the tokenizer has a problem
+            return self._agent_loop(self._request.loops.settings[one.name], kind, one.config)
         user: User | Program
         if self._listener and one.interface == "openai":
             user = Program(load_program(path, name, one, modules), self._listener)

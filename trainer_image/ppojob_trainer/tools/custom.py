@@ -109,10 +109,10 @@ def load_agent_loop(
     """Load an agent loop, by its name or the one it is registered by; see `load_tool`."""
     provide_verl()
     found: Any = vars(_imported(path, modules)).get(name)
-    if found is None:
+    if not isinstance(found, type):
         from ppojob_trainer.tools.verl.agent_loops import REGISTERED  # late: as in `verl.imports`
 
-        found = REGISTERED.get(name) or _named_in(path, name, user.config, modules, _LOOPS)
+        found = REGISTERED.get(name) or found or _named_in(path, name, {}, modules, _LOOPS)
     if why := _no_agent_loop(found):
         raise ConfigError(f"source.function: got {name}, {why}: interface is agent_loop; {_LOOPS}")
     loop: Callable[..., object] = found

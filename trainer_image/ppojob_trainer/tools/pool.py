@@ -44,7 +44,7 @@ from ppojob_trainer.tools.wire import (
     EndRow,
     EnvironmentCall,
     LoadTools,
-    Policy,
+    LoopSettings,
     RowCall,
     ToolCalled,
     ToolsLoaded,
@@ -72,7 +72,7 @@ class ToolPool(Closeable):
         variables: names of environment variables that tools get, if set.
         elsewhere: names of tools that another role runs.
         open_container: starts containers of rows (`agent.containers`); None: no row is run.
-        policy: what agent loops read of the job; None: they are not run.
+        loop_settings: what agent loops read of the job; None: they are not run.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
@@ -88,10 +88,10 @@ class ToolPool(Closeable):
         variables: Sequence[str] = (),
         elsewhere: Collection[str] = (),
         open_container: OpenContainer | None = None,
-        policy: Policy | None = None,
+        loop_settings: LoopSettings | None = None,
     ) -> None:
         self._agent = agent
-        self._policy = policy
+        self._loop_settings = loop_settings
         self._answering: list[ToolSpec | InteractionSpec] = [*agent.tools, *agent.interactions]
         self._tools = [tool.name for tool in agent.tools]
         self._users = [user.name for user in agent.interactions]
@@ -302,7 +302,7 @@ class ToolPool(Closeable):
     def _load(self, child: BoundedProcess) -> None:
         agent = msgspec.convert(self._agent, AgentCode, from_attributes=True)
         request = LoadTools(
-            agent, self._policy, self._elsewhere, not self._is_compared, self._sandbox
+            agent, self._loop_settings, self._elsewhere, not self._is_compared, self._sandbox
         )
         files = (one.source.file or "" for one in self._answering if one.source)
         loaded = import_files(

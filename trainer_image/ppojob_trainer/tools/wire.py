@@ -148,20 +148,20 @@ class AgentCode(msgspec.Struct, frozen=True):
     tool_response_truncate_side: Side
 
 
-class Policy(msgspec.Struct, frozen=True):
-    """What agent loops read of the job: its tokenizer, and settings by verl's names."""
+class LoopSettings(msgspec.Struct, frozen=True):
+    """What agent loops read of the job: its tokenizer, and settings of each by verl's names."""
 
     model: str
     tokenizer: str | None
     chat_template: str | None
-    settings: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
     """Load the tools and users of a job; calls refer to them by position, first the tools."""
 
     agent: AgentCode
-    policy: Policy | None  # None: no agent loop is run
+    loops: LoopSettings | None  # None: no agent loop is run
     elsewhere: list[str]  # names of tools that another role runs, which are not loaded
     compares: bool  # whether schemas are compared with those of the MCP servers
     sandbox: Settings

@@ -118,7 +118,7 @@ class ActorRolloutWorker:
             Route(methods.SUPERVISE, self._set_demonstrations),
             Route(methods.SYNC_ENGINE_WEIGHTS, self._send_weights),
             Route(methods.TRANSFER_ROWS, self._receive_rows),
-            Route(methods.QUERY_ROWS, self._recall),
+            Route(methods.QUERY_ROWS, self._query_rows),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
             Route(methods.REPROMPT, lambda one: reprompt(spec, chat, one, stages.rows.mine)),
@@ -164,7 +164,7 @@ class ActorRolloutWorker:
             self._store_generated(batch.purpose, batch.round, rows)
             self._metadata[batch] = generation_result([rows]).rows
 
-    def _recall(self, request: QueryRows) -> QueriedRows:
+    def _query_rows(self, request: QueryRows) -> QueriedRows:
         if not all(batch in self._metadata for batch in request.batches):
             return QueriedRows(None)
         first, *greedy = [self._metadata[batch] for batch in request.batches]

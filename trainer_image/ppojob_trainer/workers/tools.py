@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ppojob_api.topology import retrieved_tools
 from ppojob_api.v1alpha1.agent import ContainersSpec
 from ppojob_api.well_known import pod_name
+from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.containers.local import LocalContainers
 from ppojob_trainer.containers.shell import OpenContainer
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment, variables_of_code
@@ -19,7 +20,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.verl.settings import policy_of
+from ppojob_trainer.tools.verl.settings import loop_settings
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ def open_tools_worker(
         processes=spec.roles.tools.cpu,
         variables=variables_of_code("tools"),
         elsewhere=[tool.name for tool in retrieved_tools(spec)],
-        policy=policy_of(environment.config) if spec.agent.agent_loops else None,
+        loop_settings=loop_settings(environment.config, agents_of(spec.agent))
+        if spec.agent.agent_loops
+        else None,
     ) as pool:
         yield ToolsWorker(pool)
 

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -30,6 +31,16 @@ class Config(dict[str, Any]):
         except KeyError:
             why = "PPOJob has no such setting of verl; `config` of the interaction for your own"
             raise AttributeError(f"{name}: {why}") from None
+
+
+class OmegaConf:
+    """The functions of OmegaConf that read settings, which are plain values here."""
+
+    create = Config.of
+
+    @staticmethod
+    def to_container(config: Any, **_options: Any) -> Any:
+        return config
 
 
 class DictConfigWrap:
@@ -59,15 +70,12 @@ class TokenOutput(list[int]):
         extra_fields: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(token_ids)
+        self.token_ids = list(token_ids)
         self.log_probs = log_probs
         self.routed_experts = routed_experts
         self.stop_reason = stop_reason
         self.num_preempted = num_preempted
         self.extra_fields = extra_fields or {}
-
-    @property
-    def token_ids(self) -> list[int]:
-        return list(self)
 
 
 class AgentLoopMetrics(BaseModel):
@@ -100,6 +108,7 @@ class AgentLoopBase:
     """An agent loop: constructed and run for each row, and again for each of its turns."""
 
     _class_initialized = False
+    enable_continuous_token = False  # an option of verl 0.9
 
     def __init__(
         self,
@@ -136,15 +145,23 @@ class AgentLoopBase:
     @functools.cached_property
     def turn_separator(self) -> list[int]:
         """The tokens that the template writes behind the end token of a turn."""
-        said = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-        ids = _templated(self.tokenizer, said, **self.apply_chat_template_kwargs)
-        ends = [at for at, one in enumerate(ids) if one == self.tokenizer.eos_token_id]
-        return ids[ends[-1] + 1 :] if ends else []
+        variables = self.apply_chat_template_kwargs
+        one, other = (
+            _templated(self.tokenizer, [{"role": "user", "content": text}], **variables)
+            for text in ("", "x")
+        )
+        pairs = zip(reversed(one), reversed(other), strict=False)
+        alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        tail = one[len(one) - alike :]
+        ends = [at for at, token in enumerate(tail) if token == self.tokenizer.eos_token_id]
+        return tail[(ends[-1] if ends else 0) + 1 :]  # without the token that ends the turn
 
     async def process_vision_info(self, _messages: list[Any]) -> dict[str, Any]:
         return {}
 
-    async def process_multi_modal_info(self, _messages: list[Any]) -> dict[str, Any]:
+    process_multi_modal_info = process_vision_info
+
+    def _get_mm_processor_kwargs(self, *_: Any, **_more: Any) -> dict[str, Any]:
         return {}
 
     async def apply_chat_template(
@@ -201,11 +218,23 @@ class HermesToolParser:
 class ToolParser(HermesToolParser):
     """verl's registry of formats, of which there is one."""
 
+    _registry: ClassVar[dict[str, Callable[..., Any]]] = {"hermes": HermesToolParser}
+
     @classmethod
-    def get_tool_parser(cls, name: str, tokenizer: Any) -> Self:
-        if name != "hermes":
-            raise ValueError(f"tool parser: got {name}: PPOJob has hermes here; parse it yourself")
-        return cls(tokenizer)
+    def register(cls, name: str) -> Callable[[type], type]:
+        """Register a class of a user's own."""
+
+        def decorated(kind: type) -> type:
+            cls._registry[name] = kind
+            return kind
+
+        return decorated
+
+    @classmethod
+    def get_tool_parser(cls, name: str, tokenizer: Any) -> Any:
+        if name not in cls._registry:
+            raise ValueError(f"tool parser: got {name}: PPOJob has hermes here; register your own")
+        return cls._registry[name](tokenizer)
 
 
 def register(agent_name: str) -> Callable[[type], type]:
@@ -238,11 +267,6 @@ def simple_timer(name: str, timings: dict[str, float]) -> Iterator[None]:
     timings[name] = timings.get(name, 0.0) + time.perf_counter() - began
 
 
-def resolve_config_path(config_path: str) -> str:
-    """Return the path; a relative one is searched in more places by verl."""
-    return config_path
-
-
 def _templated(tokenizer: Any, messages: list[Any], **variables: Any) -> list[int]:
     ids: list[int] = tokenizer.apply_chat_template(messages, **{"tokenize": True, **variables})
     return ids
@@ -262,6 +286,7 @@ _NAMES: Final[dict[str, Any]] = {
     "simple_timer": simple_timer,
 }
 MODULES: Final[dict[str, dict[str, Any]]] = {
+    "omegaconf": {"DictConfig": Config, "ListConfig": list, "OmegaConf": OmegaConf},
     "verl.experimental": {},
     "verl.experimental.agent_loop": _NAMES,
     "verl.experimental.agent_loop.agent_loop": _NAMES,
@@ -270,12 +295,14 @@ MODULES: Final[dict[str, dict[str, Any]]] = {
         "HermesToolParser": HermesToolParser,
         "ToolParser": ToolParser,
     },
-    "verl.experimental.agent_loop.utils": {"resolve_config_path": resolve_config_path},
     "verl.utils.chat_template": {"initialize_system_prompt": initialize_system_prompt},
     "verl.utils.profiler": {"simple_timer": simple_timer},
+    "verl.utils.tokenizer": {},
+    "verl.utils.tokenizer.chat_template": {"initialize_system_prompt": initialize_system_prompt},
     "verl.utils.ray_utils": {"get_event_loop": get_event_loop},
     "verl.workers": {},
     "verl.workers.rollout": {},
+    "verl.workers.rollout.llm_server": {"LLMServerClient": object},
     "verl.workers.rollout.replica": {"TokenOutput": TokenOutput},
 }
 """Contents of each module."""

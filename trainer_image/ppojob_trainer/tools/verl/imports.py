@@ -14,7 +14,7 @@ class _Verl(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "verl" or fullname not in _modules():
+        if fullname.partition(".")[0] not in ("verl", "omegaconf") or fullname not in _modules():
             return None
         return ModuleSpec(fullname, self, is_package=True)
 

@@ -1,28 +1,35 @@
 """Settings of a job by verl's names, for agent loops."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.tools.wire import Policy
+from ppojob_trainer.tools.wire import LoopSettings
 
 
-def policy_of(config: RunConfig) -> Policy:
-    """Return what agent loops read of a job."""
-    spec, model = config.spec, config.spec.model
-    assert spec.agent is not None, "the job has agent loops"
+def loop_settings(config: RunConfig, agents: Mapping[str, AgentSpec]) -> LoopSettings:
+    """Return what agent loops read of a job; `agents` are all of the job, by name."""
+    model = config.spec.model
     settings = {
+        name: _settings(config, agent) for name, agent in agents.items() if agent.agent_loops
+    }
+    return LoopSettings(model.path, model.tokenizer_path, model.chat_template, settings)
+
+
+def _settings(config: RunConfig, agent: AgentSpec) -> dict[str, Any]:
+    spec = config.spec
+    return {
         "data": {
             "max_prompt_length": spec.data.max_prompt_tokens,
             "max_response_length": spec.data.max_response_tokens,
             "apply_chat_template_kwargs": dict(spec.data.apply_chat_template_kwargs),
             "tool_config_path": None,
         },
-        "actor_rollout_ref": {"model": {"path": model.path}, "rollout": _rollout(spec, spec.agent)},
+        "actor_rollout_ref": {"model": {"path": spec.model.path}, "rollout": _rollout(spec, agent)},
         "trainer": {"experiment_name": config.name},
     }
-    return Policy(model.path, model.tokenizer_path, model.chat_template, settings)
 
 
 def _rollout(spec: PPOJobSpec, agent: AgentSpec) -> dict[str, Any]:
