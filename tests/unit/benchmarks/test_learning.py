@@ -39,4 +39,4 @@ def test_the_page_and_the_picture_are_of_the_record(learning: ModuleType) -> Non
     record = learning.read_record()
     page = learning.PAGE.read_text(encoding="utf-8")
     assert learning.TABLE.findall(page) == [learning.table(record)]
-    assert learning.IMAGE.read_text(encoding="utf-8") == learning.draw(record)
+    assert learning.PICTURE.read_text(encoding="utf-8") == learning.draw(record)
