@@ -42,7 +42,7 @@ _PROPERTY: Final = ("type", "description", "enum")
 def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
     """Convert the tools and interactions of a file to parts of `spec.agent`.
 
-    A list alone are agent loops.
+    A file that is a list holds agent loops.
     """
     read = manifest.read_file(path)
     problems = list(read.problems)

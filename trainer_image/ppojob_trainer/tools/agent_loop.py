@@ -44,6 +44,7 @@ class LoopTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
     """The model's tokenizer, which gives the tokens of a chat as a list, like transformers 4."""
 
     began = 0.0  # current time of chat templates, in unix seconds
+    largest_id = 0  # of its vocabulary, which may have gaps
 
     def apply_chat_template(self, *args: Any, return_dict: bool = False, **more: Any) -> Any:
         now = datetime.datetime.fromtimestamp(self.began, datetime.UTC)
@@ -51,16 +52,18 @@ class LoopTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         return super().apply_chat_template(*args, return_dict=return_dict, **told)
 
     @classmethod
-    def of(cls, policy: LoopSettings) -> "LoopTokenizer":
+    def of(cls, settings: LoopSettings) -> "LoopTokenizer":
         """Read the tokenizer of the policy; ConfigError if files are missing or damaged."""
         files = read_tokenizer_files(
-            Path(policy.model), Path(policy.tokenizer or policy.model), policy.chat_template
+            Path(settings.model), Path(settings.tokenizer or settings.model), settings.chat_template
         )
         names = dict(files.special_tokens)
         if "eos_token" in names:
             names.setdefault("pad_token", names["eos_token"])  # as in verl
         template = files.chat_template
-        return cls(tokenizer_object=files.tokenizer, chat_template=template, **names)
+        made = cls(tokenizer_object=files.tokenizer, chat_template=template, **names)
+        made.largest_id = max(made.get_vocab().values())  # once: it copies the vocabulary
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class _Run:
             continues &= len(ids) == size
         given = ids[size:] if continues else ids
         # Not what the model wrote, which may have more tokens than the tokenizer.
-        most = max(self._tokenizer.get_vocab().values())
+        most = self._tokenizer.largest_id
         if not ids or any(not 0 <= one <= most for one in set(given) - set(self._context)):
             got = f"tokens from {min(given)} to {max(given)}" if ids else "no token"
             raise BadResult("BadAnswer", got, f"prompt_ids are at least one, from 0 to {most}")

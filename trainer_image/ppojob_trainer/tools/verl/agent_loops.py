@@ -216,7 +216,7 @@ class HermesToolParser:
 
 
 class ToolParser(HermesToolParser):
-    """verl's registry of formats, of which there is one."""
+    """verl's registry of formats, with `hermes` and those of users."""
 
     _registry: ClassVar[dict[str, Callable[..., Any]]] = {"hermes": HermesToolParser}
 
@@ -272,18 +272,12 @@ def _templated(tokenizer: Any, messages: list[Any], **variables: Any) -> list[in
     return ids
 
 
-_LOOP: Final[dict[str, Any]] = {
-    one.__name__: one
-    for one in (AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, DictConfigWrap, ToolListWrap)
-}
 _NAMES: Final[dict[str, Any]] = {
-    **_LOOP,
+    **{one.__name__: one for one in (AgentLoopBase, AgentLoopMetrics, AgentLoopOutput)},
+    **{one.__name__: one for one in (DictConfigWrap, ToolListWrap, TokenOutput)},
+    **{one.__name__: one for one in (get_event_loop, register, simple_timer)},
     "AsyncLLMServerManager": object,  # for annotations; the server manager is an argument
     "LLMServerClient": object,
-    "TokenOutput": TokenOutput,
-    "get_event_loop": get_event_loop,
-    "register": register,
-    "simple_timer": simple_timer,
 }
 MODULES: Final[dict[str, dict[str, Any]]] = {
     "omegaconf": {"DictConfig": Config, "ListConfig": list, "OmegaConf": OmegaConf},
